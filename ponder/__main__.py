@@ -1,0 +1,3 @@
+from ponder.cli import main
+
+raise SystemExit(main())

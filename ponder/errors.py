@@ -1,0 +1,16 @@
+"""Errors a user can act on. The CLI prints them as one line, without a traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Something the user gave is wrong. The message says what was given, what is allowed and what to do."""
+
+
+def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names)}")
