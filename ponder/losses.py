@@ -1,0 +1,61 @@
+"""Stablemax cross-entropy and the halting losses."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def log_stablemax(logits: Tensor) -> Tensor:
+    """log of s(x) / sum s(x), with s(x) = x + 1 for x >= 0 and 1 / (1 - x) below.
+
+    Taking log s(x) as +-log1p(|x|) keeps float32 within 1e-6 of float64, which not every device has.
+    """
+    x = logits.float()
+    log_s = torch.log1p(x.abs()).copysign(x)
+    s = torch.where(x >= 0, x + 1, 1 / (1 - x))
+    return log_s - s.sum(dim=-1, keepdim=True).log()
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Sums over the examples of the batch; divide by the global batch to get the objective's mean."""
+
+    total: Tensor
+    answer: Tensor
+    halt: Tensor
+    cont: Tensor
+    exact: Tensor
+    """[B] whether every supervised position is right."""
+    token: Tensor
+    """[B] share of the supervised positions that are right."""
+
+
+def losses(
+    logits: Tensor,
+    labels: Tensor,
+    q_halt: Tensor | None,
+    q_continue: Tensor | None,
+    continue_target: Tensor | None,
+    halting_weight: float,
+) -> Losses:
+    """Labels of 0 are not supervised. The halting target is whether the answer is exactly right now."""
+    supervised = labels != 0
+    count = supervised.sum(dim=-1).clamp(min=1)
+    right = (logits.argmax(dim=-1) == labels) & supervised
+    picked = log_stablemax(logits).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    answer = -(torch.where(supervised, picked, 0.0).sum(dim=-1) / count).sum()
+    exact = (right.sum(dim=-1) == supervised.sum(dim=-1)) & supervised.any(dim=-1)
+    halt = cont = torch.zeros_like(answer)
+    if q_halt is not None:
+        halt = F.binary_cross_entropy_with_logits(q_halt, exact.to(q_halt.dtype), reduction="sum")
+    if q_continue is not None and continue_target is not None:
+        cont = F.binary_cross_entropy_with_logits(q_continue, continue_target, reduction="sum")
+    total = answer + halting_weight * (halt + cont)
+    return Losses(total, answer.detach(), halt.detach(), cont.detach(), exact, right.sum(dim=-1) / count)
+
+
+def continue_target(q_halt: Tensor, q_continue: Tensor, last: Tensor) -> Tensor:
+    """What continuing is worth, from the next step's halting logits; at the last step halting is all there is."""
+    return torch.sigmoid(torch.where(last, q_halt, torch.maximum(q_halt, q_continue)))

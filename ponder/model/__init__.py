@@ -1,0 +1,1 @@
+"""The model: layers, recurrence, reasoner, and the door to published checkpoints."""

@@ -1,0 +1,235 @@
+"""One model with switches: dense, HRM, TRM, URM and the stabilised recipe are settings of `ModelConfig`."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ponder import rng
+from ponder.config import ModelConfig
+from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
+from ponder.model.recurrence import Parts, States, Update, recur
+
+
+@dataclass(frozen=True)
+class Carry:
+    """What an example keeps between ACT steps. Slot i of every tensor belongs to the example in slot i."""
+
+    states: States
+    steps: Tensor
+    """[B] ACT steps done."""
+    key: Tensor
+    """[B] 8 bytes from which this example's dropout masks and noise derive."""
+
+    def take(self, index: Tensor) -> "Carry":
+        pick: Callable[[Tensor | None], Tensor | None] = lambda t: None if t is None else t[index]  # noqa: E731
+        return Carry(States(pick(self.states.h), pick(self.states.l)), self.steps[index], self.key[index])
+
+    def detach(self) -> "Carry":
+        cut: Callable[[Tensor | None], Tensor | None] = lambda t: None if t is None else t.detach()  # noqa: E731
+        return replace(self, states=States(cut(self.states.h), cut(self.states.l)))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of one ACT step."""
+
+    carry: Carry
+    logits: Tensor
+    """[B, tokens, vocabulary]"""
+    q_halt: Tensor | None
+    q_continue: Tensor | None
+    ratio: Tensor | None
+    """[B, positions, 1] relative size of the last proposed z_L change, where the bound computes it."""
+
+
+@dataclass(frozen=True)
+class Masks:
+    low: list[LayerMasks]
+    high: list[LayerMasks]
+    x: Tensor
+
+
+class Reasoner(nn.Module):
+    init_h: Tensor
+    init_l: Tensor
+    table: Tensor
+
+    def __init__(self, config: ModelConfig, vocab: int, tokens: int, task_ids: int = 1) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = tokens
+        self.length = config.prefix + tokens
+        width = config.width
+        self.scale = math.sqrt(width)
+        self.embed = nn.Parameter(lecun_(torch.empty(vocab, width), 1 / self.scale))
+        if config.positions == "learned":
+            self.position = nn.Parameter(lecun_(torch.empty(self.length, width), 1 / self.scale))
+        self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
+        self.low = Block(config, self.length)
+        self.high = Block(config, self.length) if config.modules == "separate" else self.low
+        self.update = Update(config) if config.states == 2 else None
+        for name in ("init_h", "init_l")[: config.states]:
+            start = lecun_(torch.empty(width), 1.0)
+            if config.learned_init:
+                self.register_parameter(name, nn.Parameter(start))
+            else:
+                self.register_buffer(name, start)
+        self.head = linear(width, vocab)
+        self.q_head: nn.Linear | None = None
+        if config.halting != "none":
+            self.q_head = linear(width, 2, bias=True)
+            nn.init.zeros_(self.q_head.weight.data)
+            nn.init.constant_(self.q_head.bias.data, -5.0)
+        # The puzzle table has an optimiser of its own and may be gigabytes: a buffer, whose rows are gathered.
+        self.register_buffer("table", torch.zeros(task_ids, width))
+
+    # The carry ------------------------------------------------------------------------------------------------------
+
+    def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:
+        """A fresh carry, one slot for each key."""
+        size = (len(key), self.length, self.config.width)
+        made = [
+            getattr(self, name).detach().to(dtype).expand(size).contiguous() if n < self.config.states else None
+            for n, name in enumerate(("init_h", "init_l"))
+        ]
+        return Carry(States(*made), torch.zeros_like(key), key)
+
+    def reset(self, carry: Carry, where: Tensor, key: Tensor) -> Carry:
+        """Slots with `where` true start over with the given keys; the others stay as they are."""
+        spot = where[:, None, None]
+        states = [
+            None if old is None else torch.where(spot, getattr(self, name).detach().to(old.dtype), old)
+            for name, old in (("init_h", carry.states.h), ("init_l", carry.states.l))
+        ]
+        steps = torch.where(where, torch.zeros_like(carry.steps), carry.steps)
+        return Carry(States(*states), steps, torch.where(where, key, carry.key))
+
+    # One ACT step ---------------------------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        carry: Carry,
+        inputs: Tensor,
+        rows: Tensor,
+        h_cycles: int | None = None,
+        noise: float | None = None,
+    ) -> Step:
+        """Advance every slot by one ACT step.
+
+        `rows` are the gathered rows of the puzzle table, [B, width]. In training mode dropout and noise are on;
+        `noise` overrides the rate (search adds noise when evaluating).
+        """
+        config = self.config
+        x = self.embedded(inputs, rows)
+        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        x = x.to(dtype)
+        states = self._start_grad(carry)
+        eta = noise if noise is not None else config.noise if self.training else 0.0
+        if eta > 0:
+            key = rng.fold(carry.key, carry.steps)
+            x = _perturbed(x, rng.fold(key, rng.NOISE_X), eta)
+            states = States(
+                None if states.h is None else _perturbed(states.h, rng.fold(key, rng.NOISE_H), eta),
+                None if states.l is None else _perturbed(states.l, rng.fold(key, rng.NOISE_L), eta),
+            )
+        masks = self._masks(carry.key, dtype) if self.training and config.dropout > 0 else None
+        if masks is not None:
+            x = x * masks.x
+        context = self.context(inputs)
+        ratio = None
+        if config.states == 0:
+            states = States(None, None)
+            out = self.low(x, context, masks.low if masks else None)
+        else:
+            recurred = recur(self._parts(carry.key, context, masks, dtype), states, x, config, h_cycles)
+            states, ratio = recurred.states, recurred.ratio
+            assert states.h is not None
+            out = states.h
+        logits = self.head(out[:, config.prefix :])
+        q_halt = q_continue = None
+        if self.q_head is not None:
+            with torch.autocast(out.device.type, enabled=False):
+                q = self.q_head(out[:, 0].float())
+            q_halt = q[:, 0]
+            q_continue = q[:, 1] if config.halting == "halt+continue" else None
+        return Step(Carry(states, carry.steps + 1, carry.key), logits, q_halt, q_continue, ratio)
+
+    def embedded(self, inputs: Tensor, rows: Tensor) -> Tensor:
+        """Prefix and tokens, scaled: [B, prefix + tokens, width]."""
+        config = self.config
+        prefix = F.pad(rows, (0, (config.prefix - 1) * config.width)).view(-1, config.prefix, config.width)
+        x = torch.cat((prefix, F.embedding(inputs, self.embed)), dim=1)
+        if config.positions == "learned":
+            x = (x + self.position) * math.sqrt(0.5)
+        x = self.scale * x
+        if self.input_conv is not None:
+            x = x + self.input_conv(x.transpose(1, 2)).transpose(1, 2)
+        return x
+
+    def context(self, inputs: Tensor) -> Context:
+        config = self.config
+        rotary = None
+        if config.mixer == "attention" and config.positions == "rope":
+            rotary = Rotary.make(self.length, config.width // config.heads, inputs.device)
+        bias = None
+        if config.key_mask:
+            hidden = F.pad(inputs == 0, (config.prefix, 0), value=False)
+            bias = torch.zeros(hidden.shape, device=inputs.device).masked_fill_(hidden, -torch.inf)[:, None, None, :]
+        return Context(rotary, bias)
+
+    def _start_grad(self, carry: Carry) -> States:
+        """Learned initial states enter the graph of the first ACT step, where the horizon lets gradients reach them."""
+        states = carry.states
+        full = self.config.h_horizon == self.config.h_cycles and self.config.l_horizon == self.config.l_cycles
+        if not (self.config.learned_init and torch.is_grad_enabled() and full and self.config.states):
+            return states
+        fresh = (carry.steps == 0)[:, None, None]
+        grown = [
+            None if old is None else torch.where(fresh, getattr(self, name).to(old.dtype), old)
+            for name, old in (("init_h", states.h), ("init_l", states.l))
+        ]
+        return States(*grown)
+
+    def _masks(self, key: Tensor, dtype: torch.dtype) -> Masks:
+        drop = self.config.dropout
+        key = rng.fold(key, rng.MASK)
+        low = self.low.masks(rng.fold(key, 0), drop, dtype)
+        high = low if self.high is self.low else self.high.masks(rng.fold(key, 1), drop, dtype)
+        x = rng.keep_mask(rng.fold(key, 2), (self.length, self.config.width), drop, dtype)
+        return Masks(low, high, x)
+
+    def _parts(self, key: Tensor, context: Context, masks: Masks | None, dtype: torch.dtype) -> Parts:
+        config = self.config
+        drop_h = drop_l = _same
+        if self.training and config.state_dropout > 0:
+            key = rng.fold(key, rng.MASK)
+            mask_h, mask_l = (
+                rng.keep_mask(rng.fold(key, place), (1, config.width), config.state_dropout, dtype) for place in (3, 4)
+            )
+            drop_h, drop_l = (lambda z: z * mask_h), (lambda z: z * mask_l)
+        return Parts(
+            low=lambda z: self.low(z, context, masks.low if masks else None),
+            high=lambda z: self.high(z, context, masks.high if masks else None),
+            update=self.update if self.update is not None else _replaced,
+            post=rms_norm if config.post_norm else _same,
+            drop_h=drop_h,
+            drop_l=drop_l,
+        )
+
+
+def _same(z: Tensor) -> Tensor:
+    return z
+
+
+def _replaced(old: Tensor, candidate: Tensor, total: Tensor) -> tuple[Tensor, Tensor | None]:
+    return candidate, None
+
+
+def _perturbed(u: Tensor, key: Tensor, eta: float) -> Tensor:
+    """u + eta |u| N(0, I), the norm per position and without gradient."""
+    size = torch.linalg.vector_norm(u.detach(), dim=-1, keepdim=True)
+    return u + eta * size * rng.normal(key, tuple(u.shape[1:]), u.dtype)

@@ -1,0 +1,108 @@
+"""The recurrence, the gradient horizon and the state update, each in one place.
+
+One ACT step, with x the embedded input:
+
+    repeat H times:
+        repeat L times:  z_L <- update(z_L, L(z_L + z_H + x))
+        z_H <- post(H(z_H + z_L))
+
+Gradients reach the last K_H cycles and, inside each of those, the last K_L inner cycles.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ponder.config import ModelConfig
+from ponder.model.layers import linear, rms_norm
+
+
+@dataclass(frozen=True)
+class States:
+    """z_H and z_L, [batch, prefix + tokens, width]. A one-state model keeps its state in `h`; a dense one has none."""
+
+    h: Tensor | None
+    l: Tensor | None  # noqa: E741
+
+
+class Update(nn.Module):
+    """How a candidate state replaces the old one: bounded, gated and normalised, each a switch."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.tau = config.bound
+        self.norm = config.post_norm
+        self.gate: nn.Linear | None = None
+        if config.gate:
+            self.gate = linear(config.width, 1, bias=True)
+            self.gate.weight.data.mul_(0.1)
+
+    def forward(self, old: Tensor, candidate: Tensor, total: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`total` is z_H + z_L + x, what the gate looks at. Returns the new state and the ratio, if it was needed."""
+        if self.tau is None and self.gate is None:
+            return (rms_norm(candidate) if self.norm else candidate), None
+        delta = candidate - old
+        ratio = None
+        if self.tau is not None:
+            with torch.no_grad():
+                ratio = relative_size(delta, old)
+                scale = (ratio / self.tau).clamp_(min=1.0).reciprocal_()
+            if self.gate is not None:
+                scale = scale * torch.sigmoid(self.gate(total)).to(delta.dtype)
+            new = torch.addcmul(old, delta, scale)
+        else:
+            assert self.gate is not None
+            new = torch.addcmul(old, delta, torch.sigmoid(self.gate(total)).to(delta.dtype))
+        return (rms_norm(new) if self.norm else new), ratio
+
+
+def relative_size(delta: Tensor, old: Tensor) -> Tensor:
+    """r of the paper, per position."""
+    return torch.linalg.vector_norm(delta, dim=-1, keepdim=True) / (
+        torch.linalg.vector_norm(old, dim=-1, keepdim=True) + 1e-8
+    )
+
+
+Module = Callable[[Tensor], Tensor]
+Drop = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The functions one recurrence is made of."""
+
+    low: Module
+    high: Module
+    update: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    post: Module
+    drop_h: Drop
+    drop_l: Drop
+
+
+@dataclass(frozen=True)
+class Recurred:
+    states: States
+    ratio: Tensor | None
+
+
+def recur(parts: Parts, states: States, x: Tensor, config: ModelConfig, h_cycles: int | None = None) -> Recurred:
+    """One ACT step. `h_cycles` runs fewer cycles than the configuration says (a depth curriculum)."""
+    cycles = h_cycles or config.h_cycles
+    grad = torch.is_grad_enabled()
+    z_h, z_l, ratio = states.h, states.l, None
+    assert z_h is not None
+    for cycle in range(cycles):
+        reached = grad and cycle >= cycles - config.h_horizon
+        for inner in range(config.l_cycles):
+            with torch.set_grad_enabled(reached and inner >= config.l_cycles - config.l_horizon):
+                if z_l is None:
+                    z_h = parts.low(parts.drop_h(z_h) + x)
+                else:
+                    total = parts.drop_l(z_l) + parts.drop_h(z_h) + x
+                    z_l, ratio = parts.update(z_l, parts.low(total), total)
+        if z_l is not None:
+            with torch.set_grad_enabled(reached):
+                z_h = parts.post(parts.high(parts.drop_h(z_h) + parts.drop_l(z_l)))
+    return Recurred(States(z_h, z_l), ratio)
