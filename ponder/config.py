@@ -37,9 +37,7 @@ class ModelConfig(Frozen):
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
     l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
-    mixer: Literal["attention", "mlp"] = Field(
-        "attention", description="tokens mix by attention or an MLP over them"
-    )
+    mixer: Literal["attention", "mlp"] = Field("attention", description="tokens mix by attention or an MLP over them")
     mlp_conv: bool = Field(False, description="depthwise convolution inside the SwiGLU (URM)")
     input_conv: bool = Field(False, description="depthwise convolution over the embedded input (ponder on ARC)")
     positions: Literal["rope", "learned", "none"] = "rope"
@@ -106,9 +104,7 @@ class TrainConfig(Frozen):
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )
     grow_until: float = Field(0.5, gt=0, le=1, description="share of the updates after which the depth is full")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="auto: bfloat16 on CUDA only"
-    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA only")
     compile: Literal["auto", "off", "block"] = Field("auto", description="auto: per block on CUDA, off elsewhere")
     data_workers: int = Field(0, ge=0, description="threads that fetch refills; changes nothing but the time")
     log_every: int = Field(20, ge=1)

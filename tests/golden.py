@@ -43,8 +43,10 @@ def apart(ours: Tensor, theirs: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Trained:
-    loss: float
+    loss: losses.Losses
     gradients: dict[str, Tensor]
+    rows: Tensor
+    """Gradients of the gathered puzzle embeddings, one row for each example."""
 
 
 def first_step_gradients(
@@ -63,12 +65,10 @@ def first_step_gradients(
         last = step.carry.steps >= model.config.max_steps
         target = losses.continue_target(following.q_halt, following.q_continue, last)
     loss = losses.losses(step.logits, labels, step.q_halt, step.q_continue, target, halting_weight)
-    loss.total.backward()
+    loss.total.backward()  # type: ignore[no-untyped-call]
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    table = torch.zeros_like(model.table)
     assert rows.grad is not None
-    gradients["table"] = table.index_add(0, task_ids, rows.grad)
-    return Trained(float(loss.total), gradients)
+    return Trained(loss, gradients, rows.grad)
 
 
 def named_like_ours(kind: str, theirs: dict[str, Tensor]) -> dict[str, Tensor]:

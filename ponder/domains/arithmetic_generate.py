@@ -228,20 +228,24 @@ def search(keys: Ints) -> tuple[Ints, Ints]:
 
 
 class ArithmeticParams(Params):
-    min_operands: int = Field(3, ge=2, le=MAX_OPERANDS, description="fewest operands of an expression")
-    max_operands: int = Field(8, ge=2, le=MAX_OPERANDS, description="most operands of an expression")
-    train: int = Field(900_000, ge=1, description="training examples")
-    val: int = Field(10_000, ge=1, description="examples of `val`, whose operand multisets are in no other split")
-    eval_size: int = Field(10_000, ge=1, description="examples of each evaluation split")
+    min_operands: int = Field(default=3, ge=2, le=MAX_OPERANDS, description="fewest operands of an expression")
+    max_operands: int = Field(default=8, ge=2, le=MAX_OPERANDS, description="most operands of an expression")
+    train: int = Field(default=900_000, ge=1, description="training examples")
+    val: int = Field(
+        default=10_000, ge=1, description="examples of `val`, whose operand multisets are in no other split"
+    )
+    eval_size: int = Field(default=10_000, ge=1, description="examples of each evaluation split")
     labels: Literal["sampled", "canonical", "unique"] = Field(
-        "canonical",
+        default="canonical",
         description="sampled: the operators as drawn; canonical: the first that fit, in the order + - * /; "
         "unique: only puzzles that one assignment fits",
     )
-    low: int = Field(0, ge=0, le=MAX_VALUE, description="smallest value of an expression")
-    high: int = Field(101, ge=0, le=MAX_VALUE, description="largest value in train, val and id")
-    ood_high: int = Field(201, ge=0, le=MAX_VALUE, description="largest value in ood, which starts above `high`")
-    held_out: float = Field(0.2, gt=0, lt=0.9, description="share of the operand multisets kept for id and ood")
+    low: int = Field(default=0, ge=0, le=MAX_VALUE, description="smallest value of an expression")
+    high: int = Field(default=101, ge=0, le=MAX_VALUE, description="largest value in train, val and id")
+    ood_high: int = Field(
+        default=201, ge=0, le=MAX_VALUE, description="largest value in ood, which starts above `high`"
+    )
+    held_out: float = Field(default=0.2, gt=0, lt=0.9, description="share of the operand multisets kept for id and ood")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -297,7 +301,7 @@ def _multiset(shape: Ints, operands: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class Homes:
-    """Where each operand multiset belongs: 0 train, 1 val, 2 the tests; in the same shares for any number of operands."""
+    """Where each operand multiset belongs (0 train, 1 val, 2 tests), in the same shares for any number of operands."""
 
     multiset: Ints
     home: Ints
@@ -348,11 +352,11 @@ def build(params: ArithmeticParams, seed: int, workers: int, progress: Progress)
             )
         # Short expressions run out first, so the rate falls: ask for more than it promises.
         needed = np.ceil(1.3 * missing / np.maximum(rate, 1)).max()
-        chunks = int(np.clip(needed, 1, ROUND))
+        chunks = int(min(max(needed, 1), 8 * done, ROUND))
     if params.labels == "canonical":
         order = np.argsort(keys)
-        jobs = [(keys[rows],) for rows in np.split(order, range(SEARCHES, len(keys), SEARCHES))]
-        found = list(run_chunks(search, jobs, workers, progress, "searching operators"))
+        sorted_keys = [(keys[rows],) for rows in np.split(order, range(SEARCHES, len(keys), SEARCHES))]
+        found = list(run_chunks(search, sorted_keys, workers, progress, "searching operators"))
         codes[order] = np.concatenate([first for first, _ in found])
     return {name: encode(params, keys[splits == s], codes[splits == s]) for s, name in enumerate(SPLITS)}
 

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
-from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +16,7 @@ from ponder.errors import UserError
 
 COMMA, NEWLINE, RETURN, QUOTE = b',\n\r"'
 CHUNK_BYTES = 1 << 24
-PATIENCE = 0.7
+PATIENCE = 0.5
 """Seconds to wait for a sign of the network; the Hub's own client retries for 24 s when there is none."""
 
 
@@ -39,13 +37,16 @@ def hub_csvs(repo: str, names: Sequence[str]) -> dict[str, Path]:
         raise UserError(f"{repo} is not in the Hub's cache and the Hub cannot be reached; {instead}")
     try:
         return {name: path(name, cached=False) for name in names}
-    except (OSError, ValueError) as error:
+    except Exception as error:  # the client's HTTP library has its own errors, and has been exchanged before
         reason = str(error).strip().partition("\n")[0]
         raise UserError(f"{repo} could not be fetched from the Hub ({reason}); {instead}") from error
 
 
 def _reachable(endpoint: str) -> bool:
     """Whether the endpoint, or the proxy in front of it, takes a connection soon."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies, proxy_bypass
+
     url = urlsplit(endpoint)
     proxy = getproxies().get(url.scheme)
     if proxy and not proxy_bypass(url.hostname or ""):
@@ -190,8 +191,8 @@ def _unquoted(path: Path, first_line: int, block: bytes) -> bytes:
 
 def puzzle_keys(inputs: Tokens) -> npt.NDArray[np.uint64]:
     """A 64-bit fingerprint of each row, to find equal puzzles among millions."""
-    weights = np.random.Generator(np.random.PCG64(0)).integers(1, 2**64, size=inputs.shape[1], dtype=np.uint64) | 1
+    weights = np.random.Generator(np.random.PCG64(0)).bytes(8 * inputs.shape[1])
     keys = np.zeros(len(inputs), dtype=np.uint64)
-    for column, weight in enumerate(weights):
-        keys += (inputs[:, column].astype(np.uint64) + np.uint64(1)) * weight
-    return keys ^ (keys >> np.uint64(29))
+    for column, weight in zip(inputs.T, np.frombuffer(weights, dtype="<u8"), strict=True):
+        keys += column.astype(np.uint64) * weight
+    return keys

@@ -40,12 +40,13 @@ class Mazes:
 
 def bordered(cells: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     """[n, height, width] -> [n, cells with a border of zeros]."""
-    return np.pad(cells, ((0, 0), (1, 1), (1, 1))).reshape(len(cells), -1)
+    count, height, width = cells.shape
+    return np.pad(cells, ((0, 0), (1, 1), (1, 1))).reshape(count, (height + 2) * (width + 2))
 
 
 def inside(flat: npt.NDArray[Scalar], stride: int) -> npt.NDArray[Scalar]:
     """The inverse of `bordered`."""
-    return flat.reshape(len(flat), -1, stride)[:, 1:-1, 1:-1]
+    return flat.reshape(len(flat), flat.shape[1] // stride, stride)[:, 1:-1, 1:-1]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def count_shortest(mazes: Mazes) -> Ints:
     found = flood(mazes, mazes.start)
     steps = found.steps.reshape(-1)
     ways = np.zeros(steps.shape, dtype=np.int64)
-    ways[found.layers[0]] = 1
+    ways[np.arange(len(mazes.free)) * mazes.free.shape[1] + mazes.start] = 1
     for distance, layer in enumerate(found.layers, start=1):
         for shift in mazes.around:
             neighbours = layer + shift

@@ -1,6 +1,7 @@
 """Sudoku: every row, column and box holds each digit once. Published CSVs, or generated 4x4, 6x6 and 9x9 boards."""
 
 from collections.abc import Mapping
+from math import ceil
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -35,17 +36,22 @@ SPLITS, SAMPLE, CARVE = range(3)
 
 
 class SudokuParams(Params):
-    size: Literal[4, 6, 9] = Field(9, description="side of the board; boxes are 2x2, 2x3 and 3x3")
+    size: Literal[4, 6, 9] = Field(default=9, description="side of the board; boxes are 2x2, 2x3 and 3x3")
     source: Literal["generate", "hub", "csv"] = Field(
-        "hub", description=f"generate puzzles, read {REPO} from the Hub, or read train.csv and test.csv in a folder"
+        default="hub",
+        description=f"generate puzzles, read {REPO} from the Hub, or read train.csv and test.csv in a folder",
     )
-    folder: str | None = Field(None, description=f"folder of train.csv and test.csv ({','.join(COLUMNS)})")
-    train: int = Field(100_000, ge=1, description="generated training puzzles")
-    val: int = Field(2_000, ge=1, description="puzzles of the val split, carved from training")
-    test: int = Field(10_000, ge=1, description="generated test puzzles")
-    subsample: int | None = Field(None, ge=1, description="use only so many puzzles of train.csv, drawn by the seed")
-    min_rating: int = Field(0, ge=0, description="leave out puzzles rated lower (generated: guesses needed)")
-    minimal: bool = Field(True, description="generated puzzles have no clue to spare; off: up to half are put back")
+    folder: str | None = Field(default=None, description=f"folder of train.csv and test.csv ({','.join(COLUMNS)})")
+    train: int = Field(default=100_000, ge=1, description="generated training puzzles")
+    val: int = Field(default=2_000, ge=1, description="puzzles of the val split, carved from training")
+    test: int = Field(default=10_000, ge=1, description="generated test puzzles")
+    subsample: int | None = Field(
+        default=None, ge=1, description="use only so many puzzles of train.csv, drawn by the seed"
+    )
+    min_rating: int = Field(default=0, ge=0, description="leave out puzzles rated lower (generated: guesses needed)")
+    minimal: bool = Field(
+        default=True, description="generated puzzles have no clue to spare; off: up to half are put back"
+    )
 
     @model_validator(mode="after")
     def _possible(self) -> "SudokuParams":
@@ -62,10 +68,11 @@ class Sudoku(Domain):
     name = "sudoku"
     title = "Fill the grid so that every row, column and box holds each digit once"
     rules = (
-        "A sudoku is a square grid, here 9 by 9, some of whose cells hold a digit. Fill the empty cells so that every "
-        "row, every column and every 3 by 3 box holds each of the digits 1 to 9 exactly once; the given digits stay. "
-        "(On 4 by 4 grids boxes are 2 by 2, on 6 by 6 grids they are 2 rows by 3 columns.) A puzzle is written row by "
-        "row, a dot for an empty cell; the answer likewise, with a digit in every cell."
+        "A sudoku is a square grid, some of whose cells hold a digit. Fill the empty cells so that every row, every "
+        "column and every box holds each digit exactly once; the given digits stay. A 9x9 grid has the digits 1 to 9 "
+        "and boxes of 3 rows by 3 columns, a 6x6 grid the digits 1 to 6 and boxes of 2 rows by 3 columns, a 4x4 grid "
+        "the digits 1 to 4 and boxes of 2 by 2. A puzzle is written row by row, with a dot for an empty cell; the "
+        "answer likewise, with a digit in every cell."
     )
     example = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
     Params: ClassVar[type[Params]] = SudokuParams
@@ -102,29 +109,32 @@ class Sudoku(Domain):
             built = self._from_csvs(seed, progress)
         return {split: built[split] for split in self.splits}
 
-    def _generate(self, count: int, seed: int, tag: int, workers: int, progress: Progress) -> Arrays:
+    def _generate(self, count: int, seed: int, use: int, workers: int, progress: Progress) -> Arrays:
         """The first `count` different puzzles, rated high enough, of an endless row of chunks."""
         p, size = self.params, self.size
+        per_chunk = CHUNK[size]
         found: dict[bytes, tuple[Tokens, int]] = {}
-        made, share = 0, 1.0
+        chunk, made, share = 0, 0, 1.0
         while len(found) < count:
-            before, first = len(found), made // CHUNK[size]
-            chunks = min(int((count - before) / share / CHUNK[size] * 1.02) + 1, 1 + 100_000 // CHUNK[size])
-            jobs = [(size, p.minimal, seed, tag, chunk, CHUNK[size]) for chunk in range(first, first + chunks)]
-            for inputs, labels, ratings in run_chunks(generate_chunk, jobs, workers, progress, "making sudokus"):
-                for puzzle, answer, rating in zip(inputs, labels, ratings, strict=True):
+            before, drawn = len(found), 0
+            wanted = min((count - before) / share, max(count, 4 * made), 100_000)
+            end = chunk + ceil(wanted / per_chunk)
+            jobs = [(size, p.minimal, seed, use, i, per_chunk) for i in range(chunk, end)]
+            for piece in run_chunks(generate_chunk, jobs, workers, progress, "making sudokus"):
+                drawn += len(piece["inputs"])
+                for puzzle, answer, rating in zip(piece["inputs"], piece["labels"], piece["rating"], strict=True):
                     if rating >= p.min_rating:
                         found.setdefault(puzzle.tobytes(), (answer, int(rating)))
-            made += chunks * CHUNK[size]
-            share = (len(found) - before) / (chunks * CHUNK[size])
-            if len(found) < count and share < 0.001:
+            new = len(found) - before
+            chunk, made, share = end, made + drawn, max(new, 0.5) / max(drawn, 1)
+            if len(found) < count and (drawn == 0 or (drawn >= 5_000 and share < 0.001)):
                 raise UserError(
-                    f"only {len(found)} different {size}x{size} sudokus with rating {p.min_rating} or more came out of "
-                    f"{made}, {count} were asked for; ask for fewer (train, val, test) or lower min_rating"
+                    f"{count} different {size}x{size} sudokus rated {p.min_rating} or more were asked for, {made} were "
+                    f"made and only {len(found)} fit; ask for fewer (train, val, test) or lower min_rating"
                 )
         kept = list(found.items())[:count]
         return {
-            "inputs": np.frombuffer(b"".join(key for key, _ in kept), dtype=np.uint8).reshape(count, self.seq_len),
+            "inputs": np.frombuffer(bytearray().join(key for key, _ in kept), dtype=np.uint8).reshape(count, -1),
             "labels": np.stack([answer for _, (answer, _) in kept]),
             "rating": np.array([rating for _, (_, rating) in kept], dtype=np.int16),
         }

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import permutations
 
 import numpy as np
 from pysat.solvers import Solver
 
-from ponder.domains.base import Ints, Tokens, rng_for
+from ponder.domains.base import Arrays, Ints, Tokens, rng_for
 
 EMPTY = 1
 FIRST = 2
@@ -44,7 +45,13 @@ def shape_of(size: int) -> Shape:
 
 
 def unit_name(size: int, unit: int) -> str:
-    return f"{('row', 'column', 'box')[unit // size]} {unit % size + 1}"
+    """What to call a unit, counting from 1."""
+    kind, i = divmod(unit, size)
+    if kind < 2:
+        return f"{('row', 'column')[kind]} {i + 1}"
+    rows, columns = BOXES[size]
+    down, across = i * columns // size * rows, i * columns % size
+    return f"the box of rows {down + 1}-{down + rows}, columns {across + 1}-{across + columns}"
 
 
 # The plain constraint search --------------------------------------------------------------------------------------
@@ -230,23 +237,50 @@ class Reducer:
         return inputs
 
 
-TAG = 0x5D0C
+# Puzzles ------------------------------------------------------------------------------------------------------------
 
 
-def generate_chunk(
-    size: int, minimal: bool, seed: int, tag: int, chunk: int, count: int
-) -> tuple[Tokens, Tokens, np.ndarray[tuple[int], np.dtype[np.int16]]]:
-    """`count` puzzles with their solutions and ratings; a function of its arguments."""
-    rng = rng_for(seed, TAG, tag, chunk)
-    reducer = Reducer(size)
-    cells = size * size
-    inputs, labels = np.empty((2, count, cells), dtype=np.uint8)
-    for i in range(count):
-        labels[i] = solved_board(size, rng)
-        inputs[i] = reducer.minimal(labels[i], rng.permutation(cells))
+def generate_chunk(size: int, minimal: bool, seed: int, use: int, chunk: int, count: int) -> Arrays:
+    """Chunk `chunk` of an endless row of puzzles, with solutions and ratings; a function of its arguments.
+
+    The row of minimal 4x4 puzzles does end: it is all there are, in random order.
+    """
+    if size == 4 and minimal:
+        inputs, labels = minimal_4x4()
+        order = rng_for(seed, use).permutation(len(inputs))[chunk * count : (chunk + 1) * count]
+        inputs, labels = inputs[order], labels[order]
+    else:
+        rng, reducer = rng_for(seed, use, chunk), Reducer(size)
+        labels = np.stack([solved_board(size, rng) for _ in range(count)])
+        inputs = np.stack([reducer.minimal(answer, rng.permutation(size * size)) for answer in labels])
         if not minimal:
-            gone = np.flatnonzero(inputs[i] == EMPTY)
-            back = rng.permutation(gone)[: rng.integers(len(gone) // 2 + 1)]
-            inputs[i, back] = labels[i, back]
-    ratings = np.array([rate(size, puzzle) for puzzle in inputs], dtype=np.int16)
-    return inputs, labels, ratings
+            for puzzle, answer in zip(inputs, labels, strict=True):
+                gone = rng.permutation(np.flatnonzero(puzzle == EMPTY))
+                back = gone[: rng.integers(1, len(gone) // 2)]
+                puzzle[back] = answer[back]
+    rating = np.array([rate(size, puzzle) for puzzle in inputs], dtype=np.int16)
+    return {"inputs": inputs, "labels": labels, "rating": rating}
+
+
+@lru_cache(maxsize=1)
+def minimal_4x4() -> tuple[Tokens, Tokens]:
+    """All 85,632 minimal 4x4 puzzles and their solutions.
+
+    A set of clues leaves one solution exactly where it touches, for every other solved board, a cell in which that
+    board differs; so one pass over the 2^16 sets of cells finds all puzzles of a board.
+    """
+    boards = np.unique(solve(4, np.full(16, EMPTY, dtype=np.uint8), limit=1000), axis=0)
+    subsets, bit = np.arange(1 << 16), 1 << np.arange(16)
+    inputs, labels = [], []
+    for board in boards[(boards[:, :4] == boards[0, :4]).all(axis=1)]:
+        unique = np.ones(len(subsets), dtype=bool)
+        for difference in np.unique((boards != board) @ bit)[1:]:
+            unique &= (subsets & difference) != 0
+        needless = [(subsets & b > 0) & unique[subsets & ~b] for b in bit]
+        clues = (subsets[unique & ~np.any(needless, axis=0), None] & bit) > 0
+        # The other boards are these with the digits renamed.
+        for names in permutations(range(FIRST, FIRST + 4)):
+            answer = np.array([0] * FIRST + list(names), dtype=np.uint8)[board]
+            inputs.append(np.where(clues, answer, np.uint8(EMPTY)))
+            labels.append(np.tile(answer, (len(clues), 1)))
+    return np.concatenate(inputs), np.concatenate(labels)

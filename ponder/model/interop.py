@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from ponder.config import ModelConfig
@@ -46,14 +47,17 @@ _PLACE = {
     "init_hidden": "init_h",
 }
 
-KINDS = ("hrm", "trm", "urm")
+# The module of ours that each of their modules becomes. A name outside its kind's entry is not that kind's.
+_MODULES = {"hrm": {"H_level.": "high", "L_level.": "low"}, "trm": {"L_level.": "low"}, "urm": {"": "low"}}
+
+KINDS = tuple(_MODULES)
 
 
 def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
     """Our configuration for one of theirs (the `arch` section of their YAML, or the whole file)."""
     if kind not in KINDS:
         raise unknown("kind of checkpoint", kind, KINDS)
-    said = {**config.get("arch", {}), **config} if "arch" in config else dict(config)
+    said = _flat(config)
     try:
         width = int(said["hidden_size"])
         cycles: dict[str, Any] = {"h_cycles": int(said["H_cycles"]), "l_cycles": int(said["L_cycles"])}
@@ -88,6 +92,18 @@ def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
         raise UserError(f"the {kind} configuration lacks {error.args[0]!r}: give the file saved beside it") from None
     except ValidationError as error:
         raise UserError(f"the {kind} configuration is not usable: {error.errors()[0]['msg']}") from None
+    except (TypeError, ValueError) as error:
+        raise UserError(f"the {kind} configuration is not usable: {error}") from None
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Their settings on one level, with `${.hidden_size}` and the like, which the unresolved files hold, filled in."""
+    arch = config.get("arch")
+    said = {**arch, **config} if isinstance(arch, Mapping) else dict(config)
+    for key, value in said.items():
+        if isinstance(value, str) and (match := re.fullmatch(r"\$\{\.(\w+)\}", value)):
+            said[key] = said.get(match[1])
+    return said
 
 
 def our_name(kind: str, name: str) -> str | None:
@@ -95,11 +111,10 @@ def our_name(kind: str, name: str) -> str | None:
     short = re.sub(r"^(_orig_mod\.|model\.|inner\.)+", "", name)
     if short in _PLACE:
         return _PLACE[short]
-    match = re.fullmatch(r"(?:(H_level|L_level)\.)?layers\.(\d+)\.(.+)", short)
-    if match is None or match[3] not in _LAYER:
+    match = re.fullmatch(r"((?:[HL]_level\.)?)layers\.(\d+)\.(.+)", short)
+    if match is None or match[1] not in _MODULES[kind] or match[3] not in _LAYER:
         return None
-    module = "high" if match[1] == "H_level" and kind == "hrm" else "low"
-    return f"{module}.layers.{match[2]}.{_LAYER[match[3]]}"
+    return f"{_MODULES[kind][match[1]]}.layers.{match[2]}.{_LAYER[match[3]]}"
 
 
 def load_official(kind: str, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Reasoner:
@@ -111,9 +126,16 @@ def load_official(kind: str, config: Mapping[str, Any], state_dict: Mapping[str,
         if place is None:
             if re.search(r"(rotary_emb\.|local_weights|local_ids)", name):
                 continue  # caches that some versions save, not weights
-            raise UserError(f"tensor {name} {tuple(tensor.shape)} has no place in a {kind} model: is --kind right?")
+            raise UserError(
+                f"tensor {name} {tuple(tensor.shape)} has no place in a {kind} model: is it one of another kind "
+                f"({', '.join(k for k in KINDS if k != kind)})?"
+            )
+        if place in named:
+            raise UserError(f"tensors {named[place][0]} and {name} are both {place}: keep one of them")
         named[place] = (name, tensor)
-    vocab = named["embed"][1].shape[0] if "embed" in named else int(config.get("vocab_size", 0))
+    if "embed" not in named:
+        raise UserError("the checkpoint has no tensor embed_tokens.embedding_weight: is it the whole model?")
+    vocab = named["embed"][1].shape[0]
     tokens = _tokens(config, ours, named)
     rows = named["table"][1].shape[0] if "table" in named else 1
     model = Reasoner(ours, vocab, tokens, rows)
@@ -135,29 +157,31 @@ def load_official(kind: str, config: Mapping[str, Any], state_dict: Mapping[str,
 
 
 def _tokens(config: Mapping[str, Any], ours: ModelConfig, named: Mapping[str, tuple[str, Tensor]]) -> int:
-    if "position" in named:
-        return named["position"][1].shape[0] - ours.prefix
-    if "seq_len" in config:
-        return int(config["seq_len"])
-    raise UserError("the configuration lacks 'seq_len' (tokens of a puzzle): add it, the published files leave it out")
+    """Tokens of a puzzle: from the weights where they show it, else from the configuration."""
+    for place, axis in (("position", 0), ("low.layers.0.tokens.up.weight", 1)):
+        if place in named:
+            return named[place][1].shape[axis] - ours.prefix
+    said = _flat(config).get("seq_len")
+    if said is None:
+        raise UserError("the configuration lacks 'seq_len', the tokens of a puzzle (81 for 9x9 Sudoku): add it")
+    return int(said)
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Their file (torch.save of a state dict, or safetensors). Never runs code from it."""
     if not path.is_file():
         raise UserError(f"there is no checkpoint {path}")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        loaded: Any = load_file(path)
-    else:
-        try:
+    try:
+        if path.suffix == ".safetensors":
+            loaded: Any = load_file(path)
+        else:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise UserError(f"{path} is not a file of plain weights, and was not run to find out more: {reason}") from None
-    if isinstance(loaded, dict) and "state_dict" in loaded:
-        loaded = loaded["state_dict"]
+    except Exception as error:  # whatever a damaged or hostile file makes the readers raise
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise UserError(f"{path} is not a file of plain weights, and was not run to find out more: {reason}") from None
+    for wrapper in ("model_state_dict", "state_dict"):  # URM saves its optimisers beside the weights
+        if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
+            loaded = loaded[wrapper]
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise UserError(f"{path} holds no state dict of tensors")
     return loaded

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -125,7 +126,9 @@ class Reasoner(nn.Module):
         """
         config = self.config
         x = self.embedded(inputs, rows)
-        dtype = torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+        kind = x.device.type
+        can_autocast = torch.amp.is_autocast_available(kind)  # not on every device: the meta device cannot
+        dtype = torch.get_autocast_dtype(kind) if can_autocast and torch.is_autocast_enabled(kind) else x.dtype
         x = x.to(dtype)
         states = self._start_grad(carry)
         eta = noise if noise is not None else config.noise if self.training else 0.0
@@ -152,7 +155,7 @@ class Reasoner(nn.Module):
         logits = self.head(out[:, config.prefix :])
         q_halt = q_continue = None
         if self.q_head is not None:
-            with torch.autocast(out.device.type, enabled=False):
+            with torch.autocast(kind, enabled=False) if can_autocast else nullcontext():
                 q = self.q_head(out[:, 0].float())
             q_halt = q[:, 0]
             q_continue = q[:, 1] if config.halting == "halt+continue" else None

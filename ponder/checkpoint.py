@@ -1,0 +1,122 @@
+"""Checkpoints that survive a power cut: written aside, hashed, renamed; the newest complete one wins."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from ponder.errors import UserError
+
+STATE = "state.json"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    path: Path
+    state: dict[str, Any]
+    """Plain data: update, metrics so far, ... and `files`, the hashes of the tensors' files."""
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        loaded: dict[str, Tensor] = load_file(self.path / f"{name}.safetensors")
+        return loaded
+
+    def has(self, name: str) -> bool:
+        return f"{name}.safetensors" in self.state["files"]
+
+
+def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{name}.safetensors"
+    save_file({k: v.detach().contiguous() for k, v in tensors.items()}, file)
+    _to_disk(file)
+
+
+def aside(target: Path) -> Path:
+    """Where a checkpoint is assembled before it gets its name."""
+    return target.with_name(f".{target.name}.part")
+
+
+def complete(target: Path, state: Mapping[str, Any]) -> None:
+    """Hash what was written aside, write the state last, and give the folder its name."""
+    part = aside(target)
+    files = {f.name: _sha256(f) for f in sorted(part.glob("*.safetensors"))}
+    (part / STATE).write_text(json.dumps({**state, "files": files}, indent=1))
+    _to_disk(part / STATE)
+    _to_disk(part)
+    old = _old(target)
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    part.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+    _to_disk(target.parent)
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def read(path: Path) -> Checkpoint:
+    """A checkpoint whose every byte is what was written; otherwise an error that names the file."""
+    if not path.exists() and _old(path).exists():
+        _old(path).rename(path)  # killed between two renames of `complete`
+    try:
+        state = json.loads((path / STATE).read_text())
+        files = state["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
+    for name, sha256 in files.items():
+        file = path / name
+        if not file.is_file():
+            raise UserError(f"checkpoint {path} is incomplete ({name} is missing)")
+        if _sha256(file) != sha256:
+            raise UserError(f"checkpoint file {file} was truncated or edited (its hash does not match)")
+    return Checkpoint(path, state)
+
+
+def newest(folder: Path, complain: Any = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole. Broken ones are named to `complain` and passed over."""
+    for path in reversed(listed(folder)):
+        try:
+            return read(path)
+        except (UserError, SafetensorError) as error:
+            if complain is not None:
+                complain(f"{error}; using the one before")
+    return None
+
+
+def listed(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.glob("u*") if p.is_dir())
+
+
+def prune(folder: Path, keep: int) -> None:
+    """Delete all but the newest few, and leftovers of writes that never finished."""
+    for path in listed(folder)[:-keep]:
+        gone = _old(path)
+        path.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
+    for leftover in folder.glob(".*.part"):
+        shutil.rmtree(leftover, ignore_errors=True)
+    for leftover in folder.glob(".*.old"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _to_disk(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,158 @@
+"""`ponder VERB`: a dict from verb to function. Imports stay inside the verbs, so that `--help` answers at once."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ponder import __version__
+from ponder.errors import UserError, unknown
+
+
+def _parser(verb: str, about: str, **kwargs: Any) -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(prog=f"ponder {verb}", description=about, **kwargs)
+
+
+def _bar() -> Any:
+    """A progress callback that shows a bar once two seconds have passed."""
+    from ponder.show import Bar
+
+    return Bar()
+
+
+def domains(args: Sequence[str]) -> None:
+    """list the domains, their splits and their presets"""
+    _parser("domains", "List the domains.").parse_args(args)
+    from ponder.show import print_domains
+
+    print_domains()
+
+
+def presets(args: Sequence[str]) -> None:
+    """list the presets and the models; with a name, show what it resolves to"""
+    parser = _parser("presets", "List presets and models, or show one resolved.")
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("--model", help="put another model's recipe on top")
+    known, rest = parser.parse_known_args(args)
+    from ponder.show import print_preset, print_presets
+
+    if known.name is None:
+        print_presets()
+    else:
+        print_preset(known.name, known.model, rest)
+
+
+def data(args: Sequence[str]) -> None:
+    """build, show and verify datasets"""
+    parser = _parser("data", "Build, look at and verify datasets.")
+    parser.add_argument("action", choices=("build", "show", "verify"))
+    parser.add_argument("what", metavar="PRESET_OR_PATH")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--workers", type=int, default=None, help="processes; changes nothing but the time")
+    parser.add_argument("--split", default="train")
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--subsample", type=int, help="keep this many training examples (seeded)")
+    parser.add_argument("--svg", type=Path, help="also write the picture")
+    known, rest = parser.parse_known_args(args)
+    from ponder import show
+
+    if known.action == "verify":
+        show.verify_dataset(Path(known.what))
+        return
+    if known.subsample is not None:
+        rest = [*rest, "--data.subsample", str(known.subsample)]
+    path = show.build_dataset(known.what, rest, known.data_dir, known.workers)
+    if known.action == "build":
+        show.print_dataset(path)
+    else:
+        show.show_example(path, known.split, known.index, known.svg)
+
+
+def train(args: Sequence[str]) -> None:
+    """train a preset; resumes where the run folder left off"""
+    parser = _parser(
+        "train",
+        "Train a preset. Any value of the configuration can be overridden: --train.lr 1e-3 --model.layers 2 --data.size 6.",
+        epilog="`ponder presets` lists presets and models, `ponder presets NAME` shows every value that can be overridden.",
+    )
+    parser.add_argument("preset", nargs="?")
+    parser.add_argument("--model", help="train another model on this domain, with its own recipe")
+    parser.add_argument("--out", type=Path, help="run folder (default runs/PRESET[-MODEL]-sSEED)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="go on with a run folder, its configuration included"
+    )
+    parser.add_argument("--max-seconds", type=float, help="stop this invocation after so many seconds; resume later")
+    parser.add_argument("--max-updates", type=int, help="stop this invocation after so many updates; resume later")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--fresh", action="store_true", help="delete what is in the run folder and start over")
+    parser.add_argument("--quiet", action="store_true")
+    known, rest = parser.parse_known_args(args)
+    from ponder.runs import train_main
+
+    train_main(known, rest)
+
+
+def cost(args: Sequence[str]) -> None:
+    """parameters, layer applications, FLOPs and memory of a model"""
+    from ponder.cost import main
+
+    main(list(args))
+
+
+def import_(args: Sequence[str]) -> None:
+    """convert a published HRM, TRM or URM checkpoint"""
+    from ponder.model.import_cli import import_main
+
+    import_main(list(args))
+
+
+def quickstart(args: Sequence[str]) -> None:
+    """train 4x4 Sudoku in a few minutes and watch it solve one"""
+    parser = _parser("quickstart", "Train the 4x4 Sudoku model and watch it think.")
+    parser.add_argument("--seconds", type=float, default=150, help="training time at most")
+    from ponder.quickstart import main
+
+    main(parser.parse_args(args).seconds)
+
+
+VERBS: dict[str, Callable[[Sequence[str]], None]] = {
+    "quickstart": quickstart,
+    "domains": domains,
+    "presets": presets,
+    "data": data,
+    "train": train,
+    "cost": cost,
+    "import": import_,
+}
+
+
+def usage() -> str:
+    lines = [f"ponder {__version__}: recursive reasoning models, from training to solvers", "", "ponder VERB ...", ""]
+    lines += [f"  {name:<12} {verb.__doc__}" for name, verb in VERBS.items()]
+    return "\n".join([*lines, "", "`ponder VERB --help` tells more."])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0
+    if words[0] == "--version":
+        print(__version__)
+        return 0
+    try:
+        if words[0] not in VERBS:
+            raise unknown("verb", words[0], VERBS)
+        VERBS[words[0]](words[1:])
+    except UserError as error:
+        print(f"ponder: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("ponder: interrupted", file=sys.stderr)
+        return 130
+    return 0

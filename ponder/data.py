@@ -1,0 +1,199 @@
+"""Domain -> arrays and a manifest on disk -> examples.
+
+A dataset is a folder of `.npy` files, memory-mapped when read, and a `manifest.json` written last. The folder is built
+under another name and renamed, so that one under its own name is complete.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ponder.config import DataConfig
+from ponder.domains.base import Arrays, Domain, Progress, Source, silent
+from ponder.errors import UserError, unknown
+
+VERSION = 1
+MANIFEST = "manifest.json"
+
+
+def folder_for(root: Path, config: DataConfig) -> Path:
+    """Where a dataset belongs: its name says the domain and a hash of what determines its bytes."""
+    said = json.dumps(config.flat(), sort_keys=True).encode()
+    return root / f"{config.domain}-{hashlib.sha256(said).hexdigest()[:10]}"
+
+
+def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress = silent) -> Path:
+    """The dataset's folder, built if it is not there yet."""
+    path = folder_for(root, config)
+    if (path / MANIFEST).is_file():
+        return path
+    domain = config.make()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=root))
+    except OSError as error:
+        raise UserError(f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir") from None
+    try:
+        splits = domain.build(config.seed, workers, progress)
+        _write(aside, config, domain, splits, progress)
+        aside.chmod(0o755)
+        if path.exists():
+            shutil.rmtree(path)  # no manifest: a leftover that was never a dataset
+        aside.rename(path)
+    except OSError as error:
+        if error.errno in (28, 122):
+            raise UserError(f"the disk of {root} is full: free some space or choose --data-dir") from None
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return path
+
+
+def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str, Arrays], progress: Progress) -> None:
+    listed: dict[str, Any] = {}
+    files = [(split, name) for split, arrays in splits.items() for name in arrays]
+    for done, (split, name) in enumerate(files):
+        progress("writing", done, len(files))
+        array = splits[split][name]
+        file = f"{split}.{name}.npy"
+        np.save(folder / file, array)
+        listed.setdefault(split, {})[name] = {
+            "file": file,
+            "shape": list(array.shape),
+            "dtype": str(array.dtype),
+            "sha256": _sha256(folder / file),
+        }
+    progress("writing", len(files), len(files))
+    manifest = {
+        "version": VERSION,
+        "data": config.flat(),
+        "vocab": list(domain.vocab),
+        "seq_len": domain.seq_len,
+        "counts": {split: len(arrays["inputs"]) for split, arrays in splits.items()},
+        "splits": listed,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@dataclass(frozen=True)
+class Dataset:
+    path: Path
+    config: DataConfig
+    manifest: Mapping[str, Any]
+
+    @staticmethod
+    def open(path: Path) -> "Dataset":
+        """Open a built dataset. Fails in one line where the manifest is missing, broken or does not match the files."""
+        try:
+            manifest = json.loads((path / MANIFEST).read_text())
+        except FileNotFoundError:
+            raise UserError(
+                f"{path} holds no dataset (no {MANIFEST}): build one with `ponder data build PRESET`"
+            ) from None
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path / MANIFEST} is damaged (line {error.lineno}): delete the folder and build again"
+            ) from None
+        if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
+            version = manifest.get("version") if isinstance(manifest, dict) else None
+            raise UserError(f"{path} has format {version}, this ponder reads {VERSION}: build it again")
+        dataset = Dataset(path, DataConfig.model_validate(manifest["data"]), manifest)
+        domain = dataset.domain
+        if list(domain.vocab) != manifest["vocab"] or domain.seq_len != manifest["seq_len"]:
+            raise UserError(
+                f"{path} was built with {len(manifest['vocab'])} symbols and {manifest['seq_len']} tokens, its parameters "
+                f"now mean {len(domain.vocab)} and {domain.seq_len}: build it again"
+            )
+        for split in manifest["splits"]:
+            dataset.arrays(split)
+        return dataset
+
+    @cached_property
+    def domain(self) -> Domain:
+        return self.config.make()
+
+    @property
+    def hash(self) -> str:
+        """One hash over all files' hashes: what a result is tied to."""
+        said = [entry["sha256"] for split in self.manifest["splits"].values() for entry in split.values()]
+        return hashlib.sha256("".join(said).encode()).hexdigest()[:16]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        counts: Mapping[str, int] = self.manifest["counts"]
+        return counts
+
+    def arrays(self, split: str) -> Mapping[str, npt.NDArray[Any]]:
+        if split not in self.manifest["splits"]:
+            raise unknown(f"split of {self.config.domain}", split, self.manifest["splits"])
+        out = {}
+        for name, entry in self.manifest["splits"][split].items():
+            file = self.path / entry["file"]
+            try:
+                array = np.load(file, mmap_mode="r")
+            except (OSError, ValueError):
+                raise UserError(f"{file} is missing or damaged: delete {self.path} and build again") from None
+            if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
+                raise UserError(
+                    f"{file} has shape {list(array.shape)} {array.dtype}, the manifest says {entry['shape']} "
+                    f"{entry['dtype']}: delete {self.path} and build again"
+                )
+            out[name] = array
+        return out
+
+    def source(self, split: str) -> Source:
+        return self.domain.source(split, self.arrays(split), self.config.seed)
+
+
+@dataclass(frozen=True)
+class Verified:
+    files: int
+    checked: dict[str, int]
+    """Split -> examples whose label the domain's checker accepted."""
+
+
+def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verified:
+    """Recompute every hash and put a sample of each split before the domain's checker."""
+    dataset = Dataset.open(path)
+    entries = [entry for split in dataset.manifest["splits"].values() for entry in split.values()]
+    for done, entry in enumerate(entries):
+        progress("hashing", done, len(entries))
+        found = _sha256(path / entry["file"])
+        if found != entry["sha256"]:
+            raise UserError(
+                f"{path / entry['file']} was changed (sha256 {found[:12]}, manifest {entry['sha256'][:12]})"
+            )
+    progress("hashing", len(entries), len(entries))
+    checked = {}
+    for split in dataset.manifest["splits"]:
+        source = dataset.source(split)
+        index = np.unique(np.linspace(0, len(source) - 1, min(sample, len(source))).astype(np.int64))
+        batch = source.fetch(index, np.zeros_like(index))
+        if dataset.domain.checkable:
+            accepted = dataset.domain.check(batch.inputs, batch.labels)
+            if not accepted.all():
+                bad = int(index[int(np.argmin(accepted))])
+                where = int(np.argmin(accepted))
+                why = dataset.domain.explain(batch.inputs[where], batch.labels[where])
+                raise UserError(f"{path}: the label of {split} example {bad} is wrong: {why}")
+        checked[split] = len(index)
+    return Verified(len(entries), checked)
+
+
+def default_workers() -> int:
+    return os.cpu_count() or 1

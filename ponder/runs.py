@@ -1,0 +1,186 @@
+"""Run folders: opening one, training in it, and what it says when the training is over."""
+
+import json
+import shutil
+import signal
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ponder import config as configuration
+from ponder import data, runtime
+from ponder.config import Config
+from ponder.errors import UserError
+from ponder.train import Limits, Outcome, Stop, read_log, train
+from ponder.watch import Terminal, view_for
+
+CONFIG, RESULT = "config.json", "result.json"
+
+
+def train_main(args: Namespace, overrides: list[str]) -> None:
+    """`ponder train`."""
+    if args.resume is not None:
+        if args.preset or overrides or args.model:
+            raise UserError(
+                "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
+            )
+        folder, config = args.resume, read_config(args.resume)
+    elif args.preset is None:
+        raise UserError(f"which preset? one of {', '.join(configuration.preset_names())}")
+    else:
+        config = configuration.resolve(args.preset, args.model, configuration.parse_overrides(overrides))
+        folder = args.out or Path("runs") / "-".join(
+            [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
+        )
+    if args.fresh:
+        shutil.rmtree(folder, ignore_errors=True)
+    here = runtime.start(args.device)
+    outcome = train_in(config, folder, args.data_dir, here, Limits(args.max_seconds, args.max_updates), args.quiet)
+    if here.main and not args.quiet:
+        print(closing_words(folder, outcome))
+    here.close()
+
+
+def train_in(
+    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool = False
+) -> Outcome:
+    """Train `config` in `folder` (which may hold an interrupted run of the same configuration)."""
+    if here.main:
+        open_folder(folder, config)
+        dataset_path = _built(config, data_dir, quiet)
+    here.barrier()
+    if not here.main:
+        dataset_path = data.folder_for(data_dir, config.data)
+    dataset = data.Dataset.open(dataset_path)
+    if here.main:
+        about = {"data": str(dataset_path), "data_hash": dataset.hash, **runtime.environment()}
+        (folder / "environment.json").write_text(json.dumps(about, indent=1))
+    view = view_for(quiet or not here.main)
+    stop = Stop()
+    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        outcome = train(config, folder, dataset, here, view, limits, stop)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if isinstance(view, Terminal):
+            view.stop()
+    if outcome.finished and here.main:
+        finish(folder, config, dataset)
+    return outcome
+
+
+def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
+    from ponder.domains.base import silent
+    from ponder.show import Bar
+
+    bar = Bar()
+    try:
+        return data.build(config.data, data_dir, data.default_workers(), silent if quiet else bar)
+    finally:
+        bar.close()
+
+
+def open_folder(folder: Path, config: Config) -> None:
+    """Make the run folder, or make sure that what is in it is this run."""
+    if (folder / CONFIG).is_file():
+        there = read_config(folder)
+        if there.key() != config.key():
+            changed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in differences(there, config).items())
+            raise UserError(
+                f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
+            )
+        return
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f".{CONFIG}.part"
+        part.write_text(json.dumps(config.flat(), indent=1))
+        part.rename(folder / CONFIG)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+
+
+def read_config(folder: Path) -> Config:
+    try:
+        return configuration.from_flat(json.loads((folder / CONFIG).read_text()))
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
+    except json.JSONDecodeError:
+        raise UserError(f"{folder / CONFIG} is damaged") from None
+
+
+def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> the two values, for every value that differs (labels aside)."""
+    flat_a, flat_b = _dotted(a.flat()), _dotted(b.flat())
+    keys = [k for k in {**flat_a, **flat_b} if k not in ("preset", "about", "model.name")]
+    return {k: (flat_a.get(k), flat_b.get(k)) for k in keys if flat_a.get(k) != flat_b.get(k)}
+
+
+def _dotted(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            out |= _dotted(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
+    """result.json and curves.png, from the log alone."""
+    from ponder.curves import draw_curves
+
+    rows = read_log(folder / "metrics.jsonl")
+    result = {
+        "config": config.flat(),
+        "key": config.key(),
+        "data_hash": dataset.hash,
+        "environment": runtime.environment(),
+        **summary(rows, config.eval.select),
+    }
+    part = folder / f".{RESULT}.part"
+    part.write_text(json.dumps(result, indent=1))
+    part.rename(folder / RESULT)
+    draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
+
+
+def summary(rows: list[dict[str, Any]], select: str) -> dict[str, Any]:
+    """Last, chosen on val, and peak (chosen on the split itself, so optimistic): labelled, never mixed up."""
+    evals = [row for row in rows if row["kind"] == "eval"]
+    trains = [row for row in rows if row["kind"] == "train"]
+    chosen = max(evals, key=lambda row: (row["ema"]["val"][select], -row["update"]))
+    splits = list(evals[-1]["ema"])
+    peak = {
+        split: max(
+            ({"update": row["update"], **row["ema"][split]} for row in evals), key=lambda s: (s["exact"], -s["update"])
+        )
+        for split in splits
+    }
+    return {
+        "updates": evals[-1]["update"],
+        "seconds": evals[-1]["seconds"],
+        "n": evals[-1]["n"],
+        "last": {"update": evals[-1]["update"], **{k: evals[-1][k] for k in ("ema", "online") if k in evals[-1]}},
+        "chosen_on_val": {"update": chosen["update"], **{k: chosen[k] for k in ("ema", "online") if k in chosen}},
+        "peak": peak,
+        "mean_grad_norm": sum(r["grad_norm"] for r in trains) / max(1, len(trains)),
+    }
+
+
+def closing_words(folder: Path, outcome: Outcome) -> str:
+    if not outcome.finished:
+        return (
+            f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
+            f"Go on with: ponder train --resume {folder}"
+        )
+    result = json.loads((folder / RESULT).read_text())
+    lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
+    for split, score in result["last"]["ema"].items():
+        chosen = result["chosen_on_val"]["ema"][split]
+        lines.append(
+            f"  {split}: exact {score['exact']:.1%}, valid {score['valid']:.1%} (last); exact {chosen['exact']:.1%} "
+            f"(chosen on val); n {result['n'][split]}"
+        )
+    return "\n".join(lines)
