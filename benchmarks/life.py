@@ -31,7 +31,9 @@ def main() -> None:
 
     memory = peak_gib(resource.RUSAGE_SELF) + args.workers * peak_gib(resource.RUSAGE_CHILDREN)
     print(f"life {args.boundary}: {params.configurations:,} configurations, {examples:,} examples in {seconds:.1f} s")
-    print(f"  {examples / seconds:,.0f} examples/s, {args.workers} workers, {os.cpu_count()} cores")
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    cpu = sum(usage.ru_utime + usage.ru_stime for usage in used)
+    print(f"  {examples / seconds:,.0f} examples/s, {args.workers} workers, {os.cpu_count()} cores, {cpu:.1f} s of CPU")
     print(f"  peak memory at most {memory:.2f} GiB (this process plus workers x the largest worker)")
     print("  " + ", ".join(f"{name} {len(arrays['inputs']):,}" for name, arrays in splits.items()))
 

@@ -47,7 +47,7 @@ def aside(target: Path) -> Path:
 def complete(target: Path, state: Mapping[str, Any]) -> None:
     """Hash what was written aside, write the state last, and give the folder its name."""
     part = aside(target)
-    files = {f.name: _sha256(f) for f in sorted(part.glob("*.safetensors"))}
+    files = {f.name: sha256(f) for f in sorted(part.glob("*.safetensors"))}
     (part / STATE).write_text(json.dumps({**state, "files": files}, indent=1))
     _to_disk(part / STATE)
     _to_disk(part)
@@ -73,11 +73,11 @@ def read(path: Path) -> Checkpoint:
         files = state["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
-    for name, sha256 in files.items():
+    for name, expected in files.items():
         file = path / name
         if not file.is_file():
             raise UserError(f"checkpoint {path} is incomplete ({name} is missing)")
-        if _sha256(file) != sha256:
+        if sha256(file) != expected:
             raise UserError(f"checkpoint file {file} was truncated or edited (its hash does not match)")
     return Checkpoint(path, state)
 
@@ -109,7 +109,7 @@ def prune(folder: Path, keep: int) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _sha256(path: Path) -> str:
+def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

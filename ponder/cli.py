@@ -14,13 +14,6 @@ def _parser(verb: str, about: str, **kwargs: Any) -> argparse.ArgumentParser:
     return argparse.ArgumentParser(prog=f"ponder {verb}", description=about, **kwargs)
 
 
-def _bar() -> Any:
-    """A progress callback that shows a bar once two seconds have passed."""
-    from ponder.show import Bar
-
-    return Bar()
-
-
 def domains(args: Sequence[str]) -> None:
     """list the domains, their splits and their presets"""
     _parser("domains", "List the domains.").parse_args(args)
@@ -73,8 +66,8 @@ def train(args: Sequence[str]) -> None:
     """train a preset; resumes where the run folder left off"""
     parser = _parser(
         "train",
-        "Train a preset. Any value of the configuration can be overridden: --train.lr 1e-3 --model.layers 2 --data.size 6.",
-        epilog="`ponder presets` lists presets and models, `ponder presets NAME` shows every value that can be overridden.",
+        "Train a preset. Any value can be overridden: --train.lr 1e-3 --model.layers 2 --data.size 6.",
+        epilog="`ponder presets` lists presets and models, `ponder presets NAME` shows every value of one.",
     )
     parser.add_argument("preset", nargs="?")
     parser.add_argument("--model", help="train another model on this domain, with its own recipe")

@@ -116,8 +116,8 @@ class Dataset:
         domain = dataset.domain
         if list(domain.vocab) != manifest["vocab"] or domain.seq_len != manifest["seq_len"]:
             raise UserError(
-                f"{path} was built with {len(manifest['vocab'])} symbols and {manifest['seq_len']} tokens, its parameters "
-                f"now mean {len(domain.vocab)} and {domain.seq_len}: build it again"
+                f"{path} was built with {len(manifest['vocab'])} symbols and {manifest['seq_len']} tokens, its "
+                f"parameters now mean {len(domain.vocab)} and {domain.seq_len}: build it again"
             )
         for split in manifest["splits"]:
             dataset.arrays(split)

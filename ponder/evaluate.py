@@ -16,7 +16,7 @@ from ponder.runtime import Runtime
 
 @dataclass(frozen=True)
 class Records:
-    """What happened to each example at each forced step, [n, steps]. `index` are the examples' numbers in their split."""
+    """What happened to each example at each forced step, [n, steps]. `index` numbers the examples in their split."""
 
     index: npt.NDArray[np.int64]
     exact: npt.NDArray[np.bool_]
@@ -31,7 +31,7 @@ class Records:
 
     @property
     def steps(self) -> int:
-        return self.exact.shape[1]
+        return int(self.exact.shape[1])
 
 
 def join(parts: Sequence[Records]) -> Records:
@@ -45,7 +45,7 @@ def join(parts: Sequence[Records]) -> Records:
 
 
 class Judge:
-    """Judges a batch step by step; a row is put before the checker only when its answer changed and is not the label."""
+    """Judges a batch step by step; the checker sees a row only when its answer changed and is not the label."""
 
     def __init__(self, domain: Domain, inputs: Tokens, labels: Tokens) -> None:
         self.domain, self.inputs, self.labels = domain, inputs, labels

@@ -163,7 +163,7 @@ class Schedule:
 
 def clip(grad: Tensor, limit: float | None) -> Tensor:
     """Scale the flat gradient down to the limit in place; returns the norm before."""
-    norm = torch.linalg.vector_norm(grad)
+    norm: Tensor = torch.linalg.vector_norm(grad)
     if limit is not None:
         grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
     return norm

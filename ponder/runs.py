@@ -11,8 +11,10 @@ from ponder import config as configuration
 from ponder import data, runtime
 from ponder.config import Config
 from ponder.errors import UserError
-from ponder.train import Limits, Outcome, Stop, read_log, train
-from ponder.watch import Terminal, view_for
+from ponder.metrics import read_log, summary
+from ponder.track import Tracked, open_trackers
+from ponder.train import Limits, Outcome, Stop, train
+from ponder.watch import view_for
 
 CONFIG, RESULT = "config.json", "result.json"
 
@@ -55,7 +57,7 @@ def train_in(
     if here.main:
         about = {"data": str(dataset_path), "data_hash": dataset.hash, **runtime.environment()}
         (folder / "environment.json").write_text(json.dumps(about, indent=1))
-    view = view_for(quiet or not here.main)
+    view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
     stop = Stop()
     before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -63,8 +65,7 @@ def train_in(
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        if isinstance(view, Terminal):
-            view.stop()
+        view.close()
     if outcome.finished and here.main:
         finish(folder, config, dataset)
     return outcome
@@ -144,29 +145,6 @@ def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
     part.write_text(json.dumps(result, indent=1))
     part.rename(folder / RESULT)
     draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
-
-
-def summary(rows: list[dict[str, Any]], select: str) -> dict[str, Any]:
-    """Last, chosen on val, and peak (chosen on the split itself, so optimistic): labelled, never mixed up."""
-    evals = [row for row in rows if row["kind"] == "eval"]
-    trains = [row for row in rows if row["kind"] == "train"]
-    chosen = max(evals, key=lambda row: (row["ema"]["val"][select], -row["update"]))
-    splits = list(evals[-1]["ema"])
-    peak = {
-        split: max(
-            ({"update": row["update"], **row["ema"][split]} for row in evals), key=lambda s: (s["exact"], -s["update"])
-        )
-        for split in splits
-    }
-    return {
-        "updates": evals[-1]["update"],
-        "seconds": evals[-1]["seconds"],
-        "n": evals[-1]["n"],
-        "last": {"update": evals[-1]["update"], **{k: evals[-1][k] for k in ("ema", "online") if k in evals[-1]}},
-        "chosen_on_val": {"update": chosen["update"], **{k: chosen[k] for k in ("ema", "online") if k in chosen}},
-        "peak": peak,
-        "mean_grad_norm": sum(r["grad_norm"] for r in trains) / max(1, len(trains)),
-    }
 
 
 def closing_words(folder: Path, outcome: Outcome) -> str:

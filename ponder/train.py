@@ -4,7 +4,6 @@ Slots are numbered over all ranks. What enters a slot, and everything random abo
 refill, step), so that a resumed run, a run on other ranks and every variant of a study see the same numbers.
 """
 
-import json
 import math
 import shutil
 import time
@@ -13,25 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ponder import checkpoint, evaluate, losses, rng
+from ponder import checkpoint, cost, evaluate, losses, rng
 from ponder.config import Config
 from ponder.data import Dataset
-from ponder.domains.base import Source
 from ponder.errors import UserError
-
+from ponder.metrics import Log
 from ponder.model.reasoner import Carry, Reasoner
-from ponder.model.recurrence import States
 from ponder.optim import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped
-from ponder.runtime import Runtime, compile_for, environment, precision_for
-
-Ints = npt.NDArray[np.int64]
-TIMING = ("seconds", "example_steps_per_second", "peak_fraction")
-"""Fields of metrics.jsonl that depend on the machine's mood; all others repeat bit for bit."""
+from ponder.runtime import Runtime, compile_for, matmul_peak, precision_for
+from ponder.slots import Slots, make_slots, refill
+from ponder.state import Run
 
 
 class View(Protocol):
@@ -42,20 +35,6 @@ class View(Protocol):
     def row(self, row: dict[str, Any]) -> None: ...
 
     def say(self, text: str) -> None: ...
-
-
-@dataclass
-class Slots:
-    """A group of slots that advance together: the carry and the examples in it."""
-
-    ids: Ints
-    refills: Ints
-    carry: Carry
-    inputs: Tensor
-    labels: Tensor
-    task_ids: Tensor
-    done: Tensor
-    """Which slots take a new example before the next step."""
 
 
 @dataclass(frozen=True)
@@ -74,80 +53,28 @@ class Outcome:
     reason: str
 
 
+class Speed:
+    """Example-steps per second, and their share of the machine's measured matrix-product peak."""
+
+    def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
+        domain, model = dataset.domain, config.model
+        self.flops = cost.cost(config, len(domain.vocab), domain.seq_len).training_flops
+        each = config.train.batch // config.train.accumulate // runtime.world
+        self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
+        self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
+
+    def add_to(self, row: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
+        row |= {"example_steps_per_second": rate, "peak_fraction": rate * self.flops / self.peak}
+        self.at, self.update = now, row["update"]
+
+
 class Stop:
     """Set by a signal; looked at between updates."""
 
     def __init__(self) -> None:
         self.asked = False
-
-
-# Slots ----------------------------------------------------------------------------------------------------------------
-
-
-def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, dtype: torch.dtype) -> list[Slots]:
-    """This rank's slots, one group for each micro-step that has its own."""
-    train = config.train
-    groups = train.accumulate if train.accumulation == "independent" else 1
-    total = slot_count(config)
-    if total % (runtime.world * groups):
-        raise UserError(
-            f"train.batch {train.batch} with accumulate {train.accumulate} cannot be shared by {runtime.world} ranks: "
-            f"choose a batch that is a multiple of {runtime.world * train.accumulate}"
-        )
-    size = total // runtime.world // groups
-    made = []
-    for group in range(groups):
-        first = runtime.rank * (total // runtime.world) + group * size
-        ids = np.arange(first, first + size, dtype=np.int64)
-        key = torch.zeros(size, dtype=torch.int64, device=runtime.device)
-        made.append(
-            Slots(
-                ids=ids,
-                refills=np.full(size, -1, dtype=np.int64),
-                carry=model.start(key, dtype),
-                inputs=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
-                labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
-                task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
-                done=torch.ones(size, dtype=torch.bool, device=runtime.device),
-            )
-        )
-    return made
-
-
-def slot_count(config: Config) -> int:
-    train = config.train
-    return train.batch if train.accumulation == "independent" else train.batch // train.accumulate
-
-
-def load_examples(slots: Slots, where: Ints, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
-    """Put the examples that (slot, refill) name into the slots."""
-    index, epoch = rng.drawn(config.seed, len(source), slot_count(config), slots.ids[where], slots.refills[where])
-    if pool is None:
-        batches = [source.fetch(index, epoch)]
-    else:
-        pieces = min(config.train.data_workers, len(where))
-        batches = list(pool.map(source.fetch, np.array_split(index, pieces), np.array_split(epoch, pieces)))
-    device = slots.inputs.device
-    at = torch.from_numpy(where).to(device)
-    for name in ("inputs", "labels", "task_ids"):
-        value = np.concatenate([getattr(batch, name) for batch in batches])
-        getattr(slots, name)[at] = torch.from_numpy(value).to(device, torch.int64)
-
-
-def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
-    """Slots whose example is done take the next one."""
-    where = np.flatnonzero(slots.done.cpu().numpy())
-    if len(where) == 0:
-        return
-    slots.refills[where] += 1
-    load_examples(slots, where, source, config, pool)
-    slots.carry = model.reset(slots.carry, slots.done, slot_keys(slots, config))
-
-
-def slot_keys(slots: Slots, config: Config) -> Tensor:
-    device = slots.inputs.device
-    ids, refills = torch.from_numpy(slots.ids).to(device), torch.from_numpy(slots.refills).to(device)
-    return rng.slot_keys(config.seed, ids, refills)
 
 
 # One micro-step -------------------------------------------------------------------------------------------------------
@@ -192,7 +119,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
                 following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
             target = losses.continue_target(following.q_halt, following.q_continue, last)
     loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
-    (loss.total / config.train.batch).backward()  # type: ignore[no-untyped-call]
+    (loss.total / config.train.batch).backward()
     slots.carry = carry
     slots.done = halted(step.q_halt, step.q_continue, carry, last, depth.steps, config)
     done = slots.done
@@ -220,7 +147,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
 def halted(
     q_halt: Tensor | None, q_continue: Tensor | None, carry: Carry, last: Tensor, budget: int, config: Config
 ) -> Tensor:
-    """An example ends when the halting head says so, at the latest at the budget; now and then a random minimum holds."""
+    """Done when the halting head says so, at the latest at the budget; now and then a random minimum length holds."""
     if q_halt is None:
         return last
     done = q_halt > (q_continue if q_continue is not None else 0)
@@ -228,115 +155,6 @@ def halted(
     explore = rng.uniform(rng.fold(key, rng.EXPLORE)) < config.train.explore
     minimum = 2 + (rng.uniform(rng.fold(key, rng.EXPLORE_LENGTH)) * (budget - 1)).to(torch.int64)
     return (done & (~explore | (carry.steps >= minimum))) | last
-
-
-# Checkpoints ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Run:
-    """Everything that changes while training: what a checkpoint must hold."""
-
-    config: Config
-    model: Reasoner
-    weights: Weights
-    optimiser: AdamAtan2
-    average: Average | None
-    table: PuzzleTable
-    slots: list[Slots]
-    update: int = 0
-    seconds: float = 0.0
-    best: dict[str, Any] | None = None
-    window: dict[str, float] | None = None
-    """Sums since the last row of the log."""
-
-    def averaged(self) -> tuple[Tensor, Tensor]:
-        """The EMA weights and table; the online ones where there is no EMA."""
-        if self.average is None:
-            return self.weights.value, self.model.table
-        return self.average.value, self.table.averaged(self.update)
-
-    def save(self, folder: Path, runtime: Runtime, everything: bool = True) -> None:
-        """Write a checkpoint. `everything` adds what resuming needs to what evaluating needs."""
-        part = checkpoint.aside(folder)
-        if runtime.main:
-            shutil.rmtree(part, ignore_errors=True)
-            part.mkdir(parents=True)
-        runtime.barrier()
-        if everything:
-            carried = [_carry_tensors(slots) for slots in self.slots]
-            checkpoint.write_tensors(
-                part, f"carry-{runtime.rank}", {k: torch.cat([c[k] for c in carried]) for k in carried[0]}
-            )
-        runtime.barrier()
-        if runtime.main:
-            buffers = {n: b for n, b in self.model.named_buffers() if n != "table"}
-            online = {**self.weights.named(self.weights.value), **buffers, "table": self.model.table}
-            checkpoint.write_tensors(part, "weights", online)
-            if self.average is not None:
-                value, table = self.averaged()
-                checkpoint.write_tensors(part, "ema", {**self.weights.named(value), **buffers, "table": table})
-            if everything:
-                named = {f"m.{k}": v for k, v in self.weights.named(self.optimiser.m).items()}
-                named |= {f"v.{k}": v for k, v in self.weights.named(self.optimiser.v).items()}
-                if self.table.ema is not None:
-                    named |= {"table.ema": self.table.ema, "table.seen": self.table.seen}
-                checkpoint.write_tensors(part, "optimiser", named)
-            checkpoint.complete(folder, self._state(runtime))
-        runtime.barrier()
-
-    def _state(self, runtime: Runtime) -> dict[str, Any]:
-        return {
-            "update": self.update,
-            "seconds": self.seconds,
-            "best": self.best,
-            "window": self.window,
-            "ranks": runtime.world,
-            "config": self.config.key(),
-        }
-
-    def load(self, saved: checkpoint.Checkpoint, source: Source) -> None:
-        online = saved.tensors("weights")
-        self.weights.load(self.weights.value, online)
-        for name, buffer in self.model.named_buffers():
-            buffer.copy_(online[name])
-        held = saved.tensors("optimiser")
-        self.weights.load(self.optimiser.m, {k[2:]: v for k, v in held.items() if k.startswith("m.")})
-        self.weights.load(self.optimiser.v, {k[2:]: v for k, v in held.items() if k.startswith("v.")})
-        if self.average is not None:
-            self.weights.load(self.average.value, saved.tensors("ema"))
-        if self.table.ema is not None:
-            self.table.ema.copy_(held["table.ema"])
-            self.table.seen.copy_(held["table.seen"])
-        self.update = self.optimiser.t = saved.state["update"]
-        self.seconds, self.best, self.window = (saved.state[k] for k in ("seconds", "best", "window"))
-        files = [saved.tensors(f"carry-{rank}") for rank in range(saved.state["ranks"])]
-        carried = {k: torch.cat([f[k] for f in files]) for k in files[0]}
-        order = {int(slot): at for at, slot in enumerate(carried["ids"])}
-        for slots in self.slots:
-            at = torch.tensor([order[int(slot)] for slot in slots.ids])
-            _restore_slots(slots, {k: v[at] for k, v in carried.items()}, self.config, source)
-
-
-def _carry_tensors(slots: Slots) -> dict[str, Tensor]:
-    states = {"h": slots.carry.states.h, "l": slots.carry.states.l}
-    return {
-        "ids": torch.from_numpy(slots.ids),
-        "refills": torch.from_numpy(slots.refills),
-        "steps": slots.carry.steps.cpu(),
-        "done": slots.done.cpu(),
-        **{name: state.cpu() for name, state in states.items() if state is not None},
-    }
-
-
-def _restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source: Source) -> None:
-    """The examples themselves are not saved: (slot, refill) names them."""
-    device = slots.inputs.device
-    slots.refills = saved["refills"].numpy()
-    slots.done = saved["done"].to(device)
-    states = [saved[name].to(device) if name in saved else None for name in ("h", "l")]
-    slots.carry = Carry(States(*states), saved["steps"].to(device), slot_keys(slots, config))
-    load_examples(slots, np.arange(len(slots.ids)), source, config, None)
 
 
 # The whole of it ------------------------------------------------------------------------------------------------------
@@ -381,6 +199,7 @@ def train(
     splits = list(config.eval.splits) or [s for s in dataset.counts if s != "train"]
     if saved is None:
         preflight(run, folder, dataset, splits, runtime, precision)
+    speed = Speed(config, dataset, runtime, run.update)
     view.begin(config, updates, run.update)
 
     pool = ThreadPoolExecutor(config.train.data_workers) if config.train.data_workers > 0 else None
@@ -424,6 +243,7 @@ def train(
         outcome = _ending(run, updates, limits, started_at, time.perf_counter() - began, stop, runtime)
         if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
             row = _log_row(run, config, factor)
+            speed.add_to(row)
             run.window = None
             log.write(row)
             view.row(row)
@@ -538,21 +358,8 @@ def preflight(run: Run, folder: Path, dataset: Dataset, splits: list[str], runti
             f"{folder} has {free / 1e9:.1f} GB free, checkpoints need {4 * need / 1e9:.1f} GB: use --out elsewhere"
         )
     for split in splits:
-        limit = 2 * config_batch(run.config, dataset.counts[split])
-        evaluate.run_split(
-            run.model,
-            dataset.domain,
-            dataset.source(split),
-            1,
-            config_batch(run.config, dataset.counts[split]),
-            runtime,
-            precision,
-            min(limit, 16),
-        )
-
-
-def config_batch(config: Config, size: int) -> int:
-    return max(1, min(config.eval.batch, size, 8))
+        few = max(1, min(8, dataset.counts[split] // 2))
+        evaluate.run_split(run.model, dataset.domain, dataset.source(split), 1, few, runtime, precision, limit=2 * few)
 
 
 def _not_finite(update: int, norm: float, sums: dict[str, float], checkpoints: Path) -> str:
@@ -578,54 +385,3 @@ def _collapse(row: dict[str, Any]) -> str | None:
             f"--train.lr or --train.halting_weight, or set --train.clip 1"
         )
     return None
-
-
-class Log:
-    """metrics.jsonl: one row per line, appended by rank 0; rows after a restored checkpoint are dropped."""
-
-    def __init__(self, path: Path, runtime: Runtime) -> None:
-        self.path, self.runtime = path, runtime
-        self.evaluated: set[int] = set()
-
-    def cut_after(self, update: int) -> None:
-        kept = [row for row in read_log(self.path) if row["update"] <= update]
-        self.evaluated = {row["update"] for row in kept if row["kind"] == "eval"}
-        self.runtime.barrier()
-        if self.runtime.main and self.path.exists():
-            part = self.path.with_suffix(".part")
-            part.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            part.replace(self.path)
-
-    def has(self, kind: str, update: int) -> bool:
-        return update in self.evaluated
-
-    def write(self, row: dict[str, Any]) -> None:
-        if row["kind"] == "eval":
-            self.evaluated.add(row["update"])
-        if self.runtime.main:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """All complete rows; a last line cut short by a crash is not one."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in path.read_text().splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
-
-
-def describe(config: Config, dataset: Dataset, run_seconds: float) -> dict[str, Any]:
-    """What result.json says about how it came about."""
-    return {
-        "config": config.flat(),
-        "key": config.key(),
-        "data": dataset.hash,
-        "environment": environment(),
-        "seconds": run_seconds,
-    }

@@ -1,7 +1,6 @@
 """Watching a run: a live table in a terminal, plain lines elsewhere."""
 
 import sys
-import time
 from typing import Any
 
 from rich.console import Console, Group
@@ -43,6 +42,9 @@ class Plain:
     def say(self, text: str) -> None:
         print(text, flush=True)
 
+    def close(self) -> None:
+        return
+
 
 class Silent:
     def begin(self, config: Config, updates: int, done: int) -> None:
@@ -52,6 +54,9 @@ class Silent:
         return
 
     def say(self, text: str) -> None:
+        return
+
+    def close(self) -> None:
         return
 
 
@@ -91,7 +96,7 @@ class Terminal:
     def say(self, text: str) -> None:
         self.console.print(Text(text, style="yellow"))
 
-    def stop(self) -> None:
+    def close(self) -> None:
         self.live.stop()
 
     def _drawn(self) -> Group:
@@ -138,19 +143,3 @@ def view_for(quiet: bool) -> Plain | Silent | Terminal:
     if quiet:
         return Silent()
     return Terminal(Console()) if sys.stdout.isatty() else Plain()
-
-
-class Speed:
-    """Example-steps per second, and their share of the machine's measured matrix-product peak."""
-
-    def __init__(self, batch: int, flops: float, peak: float) -> None:
-        self.batch, self.flops, self.peak = batch, flops, peak
-        self.at, self.update = time.perf_counter(), 0
-
-    def add(self, row: dict[str, Any]) -> None:
-        now = time.perf_counter()
-        rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
-        row["example_steps_per_second"] = rate
-        if self.flops and self.peak:
-            row["peak_fraction"] = rate * self.flops / self.peak
-        self.at, self.update = now, row["update"]

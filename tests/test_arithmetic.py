@@ -312,6 +312,8 @@ def test_same_bytes_for_any_number_of_workers() -> None:
     params = ArithmeticParams(train=9000, val=1200, eval_size=300)
     one, two = (Arithmetic(params).build(seed=1, workers=workers) for workers in (1, 2))
     other = Arithmetic(params).build(seed=2)
+    everything = np.concatenate([arrays["inputs"] for arrays in one.values()])
+    assert len(np.unique(everything, axis=0)) == len(everything)  # here over several rounds of draws
     for split, arrays in one.items():
         for name, array in arrays.items():
             assert array.tobytes() == two[split][name].tobytes()
@@ -348,3 +350,10 @@ def test_sample_and_pictures() -> None:
     shown = "".join(element.text or "" for element in picture.iter() if element.tag.endswith("text"))
     assert shown == domain.render(inputs, answer).plain.replace(" ", "")
     assert domain.svg(inputs, answer, changed) != domain.svg(inputs, answer)
+
+
+def test_a_puzzle_without_an_answer_is_said_to_have_none() -> None:
+    assert DOMAIN.conflicts(DOMAIN.parse(DOMAIN.example)) == ""
+    hopeless = DOMAIN.parse("1 1 ? 1 ? = 9")
+    assert DOMAIN.solutions(hopeless) == []
+    assert DOMAIN.conflicts(hopeless) == "no operators give 9"

@@ -8,6 +8,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -18,10 +19,11 @@ from rich.text import Text
 
 from ponder.domains.arc_augment import (
     BLANK,
+    TURNS,
     Symmetry,
     augmentation_of,
     drawn,
-    pair_class,
+    pair_form,
     parse_name,
     rows_from_identifiers,
     symmetry,
@@ -250,14 +252,14 @@ class Arc(Domain):
         hidden = {*val, *test}
         held_out: dict[Any, set[int]] = {}
         for number in hidden:
-            for pair in tasks[number].tests:
-                held_out.setdefault(pair_class(pair), set()).add(number)
+            for pair, turn in product(tasks[number].tests, range(len(TURNS))):
+                held_out.setdefault(pair_form(pair, turn), set()).add(number)
 
         def trained(number: int) -> list[Pair]:
             """Some tasks contain a held-out pair of another task, as it is or augmented: it is not trained on."""
             task = tasks[number]
             pairs = task.demos if number in hidden else task.pairs
-            return [pair for pair in pairs if not held_out.get(pair_class(pair), set()) - {number}]
+            return [pair for pair in pairs if not held_out.get(pair_form(pair), set()) - {number}]
 
         def split(numbers: Sequence[int], pairs: Sequence[Sequence[Pair]], limit: int | None) -> Arrays:
             kept = [rows[number][: None if limit is None else limit + 1] for number in numbers]
@@ -290,7 +292,7 @@ class Arc(Domain):
         for n in range(count):
             task = tasks[rng.integers(len(tasks))]
             pair = task.pairs[rng.integers(len(task.pairs))]
-            change = augmentation_of(np.array([rng.integers(8), 0, *rng.permutation(np.arange(1, COLOURS))]))
+            change = augmentation_of(np.array([rng.integers(len(TURNS)), 0, *rng.permutation(np.arange(1, COLOURS))]))
             inputs[n] = encode(change.apply(pair.input), self.side)
             labels[n] = encode(change.apply(pair.output), self.side)
         return inputs, labels

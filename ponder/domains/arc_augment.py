@@ -130,9 +130,9 @@ def _form(grids: Sequence[Grid], turn: int) -> tuple[_Form, bytes]:
     return (tuple(grid.shape for grid in turned), renumbered), order
 
 
-def pair_class(pair: Pair) -> _Form:
-    """Equal for two pairs exactly when an augmentation turns one into the other."""
-    return min(_form((pair.input, pair.output), turn)[0] for turn in range(len(TURNS)))
+def pair_form(pair: Pair, turn: int = 0) -> _Form:
+    """An augmentation makes one pair of another exactly when the form of the first is a turned form of the other."""
+    return _form((pair.input, pair.output), turn)[0]
 
 
 @dataclass(frozen=True)

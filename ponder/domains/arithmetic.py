@@ -188,6 +188,10 @@ class Arithmetic(Domain):
         value, wanted = int(result.value[0]), self._value(inputs)
         return "" if value == wanted else f"evaluates to {value}, not {wanted}"
 
+    def conflicts(self, inputs: Tokens) -> str:
+        """Why a puzzle cannot have an answer; empty where it has one."""
+        return "" if self.solutions(inputs, limit=1) else f"no operators give {self._value(inputs)}"
+
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         end = int(np.argmax(inputs == EQUALS))
         operators = np.flatnonzero(inputs == MASK)

@@ -103,7 +103,7 @@ class Domain(ABC):
     splits: Mapping[str, Split]
     """In the order they are shown; `train` and `val` are always there."""
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: BaseModel) -> None:
         self.params = params
 
     @property

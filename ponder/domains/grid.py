@@ -53,7 +53,7 @@ def svg_grid(
     thick: tuple[int, int] | None = None,
     label: str = "",
 ) -> str:
-    """Draw a grid. `cell(row, column)` gives (fill colour, text, text colour); `thick` is the box shape of bold lines."""
+    """Draw a grid. `cell(row, column)` gives (fill, text, text colour); `thick` is the box shape of bold lines."""
     w, h = width * size, height * size
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="-2 -2 {w + 4} {h + 4}" width="{w + 4}" height="{h + 4}" '

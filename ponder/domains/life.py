@@ -34,7 +34,7 @@ class Life(Domain):
     )
     example: ClassVar[str] = "...../..O../..O../..O../.....:03"
     Params: ClassVar[type[base.Params]] = LifeParams
-    vocab = ("_", ".", "O", "/", ":", *"0123456789")
+    vocab = (" ", ".", "O", "/", ":", *"0123456789")
     splits: Mapping[str, Split] = {
         "train": Split("train", "early steps of known patterns"),
         "val": Split("val", "steps of known patterns below their training horizon, not trained"),

@@ -43,7 +43,7 @@ class Boards:
 
     def trimmed(self) -> "Boards":
         """Without the rows that no board uses."""
-        return Boards(self.rows[:, : max(self.heights, default=0)], self.heights, self.widths)
+        return Boards(self.rows[:, : self.heights.max(initial=0)], self.heights, self.widths)
 
     def chars(self) -> Words:
         return self.heights * (self.widths + 1) - 1
@@ -156,7 +156,7 @@ def evolve(boards: Boards, examples: Examples, torus: bool) -> Boards:
     boards = boards.trimmed()
     rows = np.empty((len(examples.which), boards.rows.shape[1]), dtype=np.uint32)
     automaton = Automaton(boards, torus)
-    for step in range(int(max(examples.steps, default=0)) + 1):
+    for step in range(examples.steps.max(initial=0) + 1):
         if step:
             automaton.step()
         due = np.flatnonzero(examples.steps == step)

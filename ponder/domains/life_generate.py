@@ -73,10 +73,9 @@ class LifeParams(Params):
         return min(self.max_chars, self.max_side * (self.max_side + 1) - 1) + 3
 
 
-def make_examples(
-    boards: Boards, examples: Examples, params: LifeParams, workers: int, progress: Progress
-) -> tuple[Tokens, Tokens]:
-    """(inputs, labels), filled piece by piece: at the paper's scale they take most of a gigabyte."""
+def make_examples(boards: Boards, examples: Examples, params: LifeParams, progress: Progress) -> tuple[Tokens, Tokens]:
+    """(inputs, labels). Filled in place by this process: at the paper's scale they take most of a gigabyte, and to
+    send them between processes costs as much as to make them."""
     shape = (len(examples.which), params.seq_len)
     inputs, labels = np.zeros(shape, dtype=np.uint8), np.zeros(shape, dtype=np.uint8)
     pieces = _pieces(boards)
@@ -84,23 +83,16 @@ def make_examples(
     for number, piece in enumerate(pieces):
         owner[piece], place[piece] = number, np.arange(len(piece))
     order = np.argsort(owner[examples.which], kind="stable")
-    sizes = np.bincount(owner[examples.which], minlength=len(pieces))
-    members = np.split(order, np.cumsum(sizes)[:-1]) if pieces else []
-    jobs = []
-    for piece, member in zip(pieces, members, strict=True):
-        local = Examples(place[examples.which[member]], examples.steps[member])
-        jobs.append((boards.take(piece), local, params.boundary == "torus"))
-    written = run_chunks(_write_piece, jobs, workers, progress, "writing examples")
-    for member, (piece_inputs, piece_labels) in zip(members, written, strict=True):
-        inputs[member, : piece_inputs.shape[1]] = piece_inputs
-        labels[member, : piece_labels.shape[1]] = piece_labels
+    ends = np.cumsum(np.bincount(owner[examples.which], minlength=len(pieces)))
+    for number, (piece, member) in enumerate(zip(pieces, np.split(order, ends)[:-1], strict=True)):
+        progress("writing examples", number, len(pieces))
+        some, steps = boards.take(piece), examples.steps[member]
+        local = Examples(place[examples.which[member]], steps)
+        length = int(some.chars().max()) + 3
+        inputs[member, :length] = encode(some.take(local.which), steps, length)
+        labels[member, :length] = encode_cells(evolve(some, local, params.boundary == "torus"), length)
+    progress("writing examples", len(pieces), len(pieces))
     return inputs, labels
-
-
-def _write_piece(boards: Boards, examples: Examples, torus: bool) -> tuple[Tokens, Tokens]:
-    length = int(boards.chars().max()) + 3
-    inputs = encode(boards.take(examples.which), examples.steps, length)
-    return inputs, encode_cells(evolve(boards, examples, torus), length)
 
 
 def _pieces(boards: Boards) -> list[Ints]:
@@ -195,7 +187,7 @@ def build(params: LifeParams, seed: int, workers: int, progress: Progress) -> di
     together = Examples(
         np.concatenate([e.which for e in splits.values()]), np.concatenate([e.steps for e in splits.values()])
     )
-    inputs, labels = make_examples(boards, together, params, workers, progress)
+    inputs, labels = make_examples(boards, together, params, progress)
     arrays: dict[str, Arrays] = {}
     end = 0
     for name, examples in splits.items():
@@ -216,4 +208,4 @@ def sample(params: LifeParams, seed: int, count: int) -> tuple[Tokens, Tokens]:
         drawn.append(draw(params, rng, count))
     boards = Boards.join(drawn).take(slice(count))
     steps = rng.integers(1, horizons(measure(boards, params, 1, silent), params.horizon) + 1)
-    return make_examples(boards, Examples(np.arange(count), steps), params, 1, silent)
+    return make_examples(boards, Examples(np.arange(count), steps), params, silent)

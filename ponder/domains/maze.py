@@ -346,9 +346,7 @@ class Maze(Domain):
         mazes = self._mazes(inputs[good])
         shortest = lengths(mazes)
         # As many cells as a shortest path has, and a way through them alone that is as short: nothing is left over.
-        good[good] = (
-            (shortest > 0) & (lengths(self._walked(answers[good])) == shortest) & (path[good].sum(1) == shortest - 1)
-        )
+        good[good] = (lengths(self._walked(answers[good])) == shortest) & (path[good].sum(1) == shortest - 1)
         return good
 
     def _walked(self, answers: Tokens) -> Mazes:
@@ -395,15 +393,16 @@ class Maze(Domain):
             GOAL: ("G ", "bold magenta"),
             PATH: ("▒▒", "cyan"),
         }
-        text = Text()
         shown = inputs if answer is None else answer
+        edge = "──" * self.width
+        text = Text(f"┌{edge}┐")
         for cell, (given, token) in enumerate(zip(inputs.tolist(), shown.tolist(), strict=True)):
-            if cell and cell % self.width == 0:
-                text.append("\n")
+            if cell % self.width == 0:
+                text.append("│\n│" if cell else "\n│")
             symbol, style = looks.get(token, ("??", ""))
             allowed = token == given or (given, token) == (FREE, PATH)
             text.append(symbol, style=style if allowed else "red")
-        return text
+        return text.append(f"│\n└{edge}┘")
 
     def svg(self, inputs: Tokens, answer: Tokens | None = None, changed: Bools | None = None) -> str:
         shown = inputs if answer is None else answer

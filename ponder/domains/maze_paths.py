@@ -112,10 +112,9 @@ def shortest_paths(mazes: Mazes, to_goal: Distances, rng: np.random.Generator | 
     walking = np.flatnonzero(steps[here] > 0)
     for step in range(1, paths.shape[1]):
         position = here[walking]
-        neighbours = position[:, None] + shifts
-        closer = steps[neighbours] == steps[position][:, None] - 1
+        closer = steps[position[:, None] + shifts] == steps[position][:, None] - 1
         choice = closer.argmax(1) if rng is None else (rng.random(closer.shape) * closer).argmax(1)
-        position = np.take_along_axis(neighbours, choice[:, None], 1)[:, 0]
+        position = position + shifts[choice]
         here[walking] = position
         paths[walking, step] = position - walking * cells
         walking = walking[steps[position] > 0]

@@ -146,7 +146,8 @@ class Sudoku(Domain):
     def _from_csvs(self, seed: int, progress: Progress) -> dict[str, Arrays]:
         p = self.params
         names = ["train.csv", "test.csv"]
-        paths = hub_csvs(REPO, names) if p.source == "hub" else {name: Path(p.folder or "") / name for name in names}
+        folder = Path(p.folder or "").expanduser()
+        paths = hub_csvs(REPO, names) if p.source == "hub" else {name: folder / name for name in names}
         test = self._read(paths["test.csv"], progress)
         rest = self._read(paths["train.csv"], progress)
         # The rest: every puzzle once, and none that is tested on.
@@ -162,7 +163,8 @@ class Sudoku(Domain):
         index = rng_for(seed, CARVE).permutation(index)
         wanted = len(index) - p.val if p.subsample is None else p.subsample
         if wanted > len(index) - p.val:
-            raise UserError(f"subsample {wanted} is more than the {len(index) - p.val} training puzzles there are")
+            there = f"the {len(index) - p.val} training puzzles there are"
+            raise UserError(f"subsample {wanted} is more than {there}; set a smaller one, or none for all")
         parts = {"train": index[p.val : p.val + wanted], "val": index[: p.val]}
         return {"test": test} | {
             split: {name: array[np.sort(part)] for name, array in rest.items()} for split, part in parts.items()

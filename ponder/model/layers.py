@@ -32,56 +32,59 @@ def linear(inner: int, outer: int, bias: bool = False) -> nn.Linear:
     return layer
 
 
-class _RmsNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
+    """RMSNorm of x, or of x + added * mask: the residual sum, the dropout and the norm in one node of the graph."""
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        scale = size.square_().div_(x.shape[-1]).add_(EPS).rsqrt_()
-        y = (x * scale).to(x.dtype)
-        ctx.save_for_backward(y, scale)
+    def forward(ctx: Any, x: Tensor, added: Tensor | None, mask: Tensor | None) -> Tensor:
+        if added is not None:
+            x = x + added if mask is None else torch.addcmul(x, added, mask)
+        # Summed as the authors sum: TRM-MLP's trajectory amplifies rounding 50-fold per ACT step, so that parity at the
+        # fourth step (golden trm_mlp) needs the same bits, not only the same formula.
+        scale = x.float().square().mean(dim=-1, keepdim=True).add_(EPS).rsqrt_()
+        y = (x * scale).to(x.dtype) if added is None else x.mul_(scale)
+        ctx.save_for_backward(y, scale, mask)
+        ctx.added = added is not None
         return y
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        y, scale = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        y, scale, mask = ctx.saved_tensors
         (grad,) = grads
         along = (grad * y).mean(dim=-1, keepdim=True)
-        return torch.addcmul(grad, y, along, value=-1).mul_(scale.to(grad.dtype))
+        d_x = torch.addcmul(grad, y, along, value=-1).mul_(scale.to(grad.dtype))
+        if not ctx.added:
+            return d_x, None, None
+        return d_x, d_x if mask is None else d_x * mask, None
 
 
-def rms_norm(x: Tensor) -> Tensor:
-    """Parameter-free RMSNorm over the last axis."""
-    out: Tensor = _RmsNorm.apply(x)  # type: ignore[no-untyped-call]
+def rms_norm(x: Tensor, added: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+    """Parameter-free RMSNorm over the last axis, of x or of the residual sum x + added * mask."""
+    out: Tensor = _Norm.apply(x, added, mask)  # type: ignore[no-untyped-call]
     return out
 
 
 class _SwiGate(torch.autograd.Function):
-    """silu(gate) * up of a tensor that holds both halves."""
+    """silu(gate) * up * mask."""
 
     @staticmethod
-    def forward(ctx: Any, both: Tensor) -> Tensor:
-        ctx.save_for_backward(both)
-        gate, up = both.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+    def forward(ctx: Any, gate: Tensor, up: Tensor, mask: Tensor | None) -> Tensor:
+        ctx.save_for_backward(gate, up, mask)
+        out = F.silu(gate).mul_(up)
+        return out if mask is None else out.mul_(mask)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (both,) = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up, mask = ctx.saved_tensors
         (grad,) = grads
-        gate, up = both.chunk(2, dim=-1)
-        out = torch.empty_like(both)
-        d_gate, d_up = out.chunk(2, dim=-1)
-        s = torch.sigmoid(gate)
-        silu = gate * s
-        torch.mul(grad, silu, out=d_up)
-        # silu' = s + silu - silu * s
-        slope = silu.neg().mul_(s).add_(silu).add_(s)
-        torch.mul(slope.mul_(up), grad, out=d_gate)
-        return out
+        if mask is not None:
+            grad = grad * mask
+        d_up = F.silu(gate).mul_(grad)
+        return torch.ops.aten.silu_backward(grad * up, gate), d_up, None
 
 
-def swi_gate(both: Tensor) -> Tensor:
-    out: Tensor = _SwiGate.apply(both)  # type: ignore[no-untyped-call]
+def swi_gate(gate: Tensor, up: Tensor, mask: Tensor | None) -> Tensor:
+    out: Tensor = _SwiGate.apply(gate, up, mask)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -98,35 +101,117 @@ class SwiGLU(nn.Module):
         self.conv = nn.Conv1d(inner, inner, kernel_size=2, padding=1, groups=inner) if conv else None
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        mid = swi_gate(self.up(x))
+        # Two products instead of one: the element-wise half then reads contiguous memory (docs/performance.md).
+        gate, up = (F.linear(x, weight) for weight in self.up.weight.chunk(2))
+        mid = swi_gate(gate, up, mask if self.conv is None else None)
         if self.conv is not None:
             mid = F.silu(self.conv(mid.transpose(1, 2))[..., : mid.shape[1]].transpose(1, 2))
-        if mask is not None:
-            mid = mid * mask
+            if mask is not None:
+                mid = mid * mask
         out: Tensor = self.down(mid)
         return out
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """RoPE over prefix and tokens: rotate the halves of each head."""
+    """RoPE over prefix and tokens, which turns the pairs (i, i + size / 2) of each head.
 
-    cos: Tensor
-    sin: Tensor
+    Queries and keys are computed with the members of a pair side by side, which leaves their products as they are: a
+    pair is then one complex number, and the rotation one product with `turn`, [length, size / 2].
+    """
+
+    turn: Tensor
+    order: Tensor
+    """Rows of the joint query, key and value weight in that order."""
+    back: Tensor
+    """Its inverse."""
 
     @staticmethod
-    def make(length: int, size: int, device: torch.device, theta: float = 10000.0) -> "Rotary":
+    def make(length: int, width: int, heads: int, device: torch.device, theta: float = 10000.0) -> "Rotary":
+        size = width // heads
         rate = 1.0 / theta ** (torch.arange(0, size, 2, dtype=torch.float32, device=device) / size)
         angle = torch.outer(torch.arange(length, dtype=torch.float32, device=device), rate)
-        angle = torch.cat((angle, angle), dim=-1)
-        return Rotary(angle.cos(), angle.sin())
+        rows = torch.arange(3 * width, device=device)
+        order = torch.cat((rows[: 2 * width].view(2 * heads, 2, -1).transpose(1, 2).reshape(-1), rows[2 * width :]))
+        return Rotary(torch.stack((angle.cos(), angle.sin()), dim=-1), order, order.argsort())
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [batch, length, ..., heads, size]"""
-        shape = (self.cos.shape[0],) + (1,) * (x.dim() - 3) + (self.cos.shape[1],)
-        half = x.shape[-1] // 2
-        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-        return (x * self.cos.view(shape) + turned * self.sin.view(shape)).to(x.dtype)
+        """x: [..., length, size]"""
+        even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+        cos, sin = self.turn.unbind(-1)
+        return torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1).flatten(-2).to(x.dtype)
+
+    def turn_(self, x: Tensor, back: bool = False) -> None:
+        """The same in place, for contiguous float32 without a graph."""
+        pairs = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))
+        turn = torch.view_as_complex(self.turn)
+        pairs.mul_(turn.conj_physical() if back else turn)
+
+
+class _Reorder(torch.autograd.Function):
+    """Rows of a weight in another order. (Plain indexing adds the gradient up row by row.)"""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, order: Tensor, back: Tensor) -> Tensor:
+        ctx.save_for_backward(back)
+        return weight.index_select(0, order)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (back,) = ctx.saved_tensors
+        return grads[0].index_select(0, back), None, None
+
+
+class _ShortAttention(torch.autograd.Function):
+    """Dropout, rotation and explicit attention of short sequences, from qkv [B, S, 3, heads, size] to [B, S, width].
+
+    At a few dozen tokens, copies between layouts cost more than the products. Here there is one into the heads' layout
+    and one out of it, in each direction, and the dropout mask is applied on the way.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None) -> Tensor:
+        batch, length, _, heads, size = qkv.shape
+        split = torch.empty(3, batch, heads, length, size, dtype=qkv.dtype, device=qkv.device)
+        _masked_into(split, qkv.permute(2, 0, 3, 1, 4), None if mask is None else mask.permute(2, 0, 3, 1, 4))
+        if rotary is not None:
+            rotary.turn_(split[:2])
+        q, k, v = split.view(3, batch * heads, length, size).unbind()
+        score = torch.empty(batch * heads, length, length, dtype=q.dtype, device=q.device)
+        torch.baddbmm(score, q, k.transpose(1, 2), beta=0, alpha=size**-0.5, out=score)
+        if key_bias is not None:
+            score.view(batch, heads, length, length).add_(key_bias)
+        weight = torch.softmax(score, dim=-1)
+        ctx.save_for_backward(split, weight, mask)
+        ctx.rotary = rotary
+        mixed = torch.bmm(weight, v).view(batch, heads, length, size)
+        return mixed.transpose(1, 2).reshape(batch, length, heads * size)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
+        split, weight, mask = ctx.saved_tensors
+        _, batch, heads, length, size = split.shape
+        q, k, v = split.view(3, batch * heads, length, size).unbind()
+        d_mixed = grads[0].view(batch, length, heads, size).transpose(1, 2).reshape(batch * heads, length, size)
+        d_split = torch.empty_like(split)
+        d_q, d_k, d_v = d_split.view(3, batch * heads, length, size).unbind()
+        d_weight = torch.bmm(d_mixed, v.transpose(1, 2))
+        d_score = torch._softmax_backward_data(d_weight, weight, -1, weight.dtype)
+        torch.bmm(weight.transpose(1, 2), d_mixed, out=d_v)
+        torch.baddbmm(d_q, d_score, k, beta=0, alpha=size**-0.5, out=d_q)
+        torch.baddbmm(d_k, d_score.transpose(1, 2), q, beta=0, alpha=size**-0.5, out=d_k)
+        if ctx.rotary is not None:
+            ctx.rotary.turn_(d_split[:2], back=True)
+        d_qkv = torch.empty(batch, length, 3, heads, size, dtype=split.dtype, device=split.device)
+        _masked_into(d_qkv, d_split.permute(1, 3, 0, 2, 4), mask)
+        return d_qkv, None, None, None
+
+
+def _masked_into(out: Tensor, x: Tensor, mask: Tensor | None) -> None:
+    if mask is None:
+        out.copy_(x)
+    else:
+        torch.mul(x, mask, out=out)
 
 
 # Above this many tokens the fused kernel beats explicit products on a CPU (benchmarks/model.py prints both).
@@ -142,27 +227,35 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary | None, key_bias: Tensor | None, mask: Tensor | None) -> Tensor:
         batch, length, width = x.shape
-        qkv = self.qkv(x)
+        weight = self.qkv.weight
+        if rotary is not None:
+            weight = _Reorder.apply(weight, rotary.order, rotary.back)  # type: ignore[no-untyped-call]
+        qkv = F.linear(x, weight).view(batch, length, 3, self.heads, width // self.heads)
+        mask = None if mask is None else mask.view(qkv.shape)
+        short = x.device.type == "cpu" and length <= SHORT
+        if short and qkv.dtype == torch.float32 and not torch.compiler.is_compiling():
+            mixed: Tensor = _ShortAttention.apply(qkv, mask, rotary, key_bias)  # type: ignore[no-untyped-call]
+        else:
+            mixed = self._plain(qkv, mask, rotary, key_bias, short)
+        out: Tensor = self.out(mixed)
+        return out
+
+    def _plain(
+        self, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None, short: bool
+    ) -> Tensor:
+        """The same in operations that compilers, exporters and other devices know."""
         if mask is not None:
             qkv = qkv * mask
-        qkv = qkv.view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
         if rotary is not None:
-            turned = rotary(qkv[:, :, :2])
-            q, k = turned.unbind(2)
-            v = qkv[:, :, 2]
+            q, k = rotary(q), rotary(k)
+        bias = None if key_bias is None else key_bias.to(q.dtype)
+        if short:
+            score = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(2, 3))
+            mixed = torch.matmul((score if bias is None else score + bias).softmax(dim=-1), v)
         else:
-            q, k, v = qkv.unbind(2)
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        if x.device.type == "cpu" and length <= SHORT:
-            score = torch.matmul(q * (width // self.heads) ** -0.5, k.transpose(2, 3))
-            if key_bias is not None:
-                score = score + key_bias.to(score.dtype)
-            mixed = torch.matmul(score.softmax(dim=-1), v)
-        else:
-            bias = key_bias.to(q.dtype) if key_bias is not None else None
             mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
+        return mixed.transpose(1, 2).flatten(2)
 
 
 @dataclass(frozen=True)
@@ -195,20 +288,14 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, context: Context, masks: LayerMasks | None) -> Tensor:
         if self.attention is not None:
             mixed = self.attention(x, context.rotary, context.key_bias, masks.qkv if masks else None)
-            if masks is not None:
-                mixed = mixed * masks.attention
-            x = rms_norm(x + mixed)
+            x = rms_norm(x, mixed, masks.attention if masks else None)
         else:
             assert self.tokens is not None
             across = x.transpose(1, 2)
             mixed = self.tokens(across)
-            if masks is not None:
-                mixed = mixed * masks.attention.transpose(1, 2)
-            x = rms_norm(across + mixed).transpose(1, 2)
+            x = rms_norm(across, mixed, masks.attention.transpose(1, 2) if masks else None).transpose(1, 2)
         out = self.mlp(x, masks.middle if masks else None)
-        if masks is not None:
-            out = out * masks.ffn
-        return rms_norm(x + out)
+        return rms_norm(x, out, masks.ffn if masks else None)
 
     def masks(self, key: Tensor, drop: float, dtype: torch.dtype) -> LayerMasks:
         """This layer's masks for the examples that `key` names: [B] keys."""

@@ -177,7 +177,7 @@ class Reasoner(nn.Module):
         config = self.config
         rotary = None
         if config.mixer == "attention" and config.positions == "rope":
-            rotary = Rotary.make(self.length, config.width // config.heads, inputs.device)
+            rotary = Rotary.make(self.length, config.width, config.heads, inputs.device)
         bias = None
         if config.key_mask:
             hidden = F.pad(inputs == 0, (config.prefix, 0), value=False)
@@ -234,5 +234,5 @@ def _replaced(old: Tensor, candidate: Tensor, total: Tensor) -> tuple[Tensor, Te
 
 def _perturbed(u: Tensor, key: Tensor, eta: float) -> Tensor:
     """u + eta |u| N(0, I), the norm per position and without gradient."""
-    size = torch.linalg.vector_norm(u.detach(), dim=-1, keepdim=True)
+    size: Tensor = torch.linalg.vector_norm(u.detach(), dim=-1, keepdim=True)
     return u + eta * size * rng.normal(key, tuple(u.shape[1:]), u.dtype)

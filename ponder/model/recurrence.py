@@ -60,9 +60,8 @@ class Update(nn.Module):
 
 def relative_size(delta: Tensor, old: Tensor) -> Tensor:
     """r of the paper, per position."""
-    return torch.linalg.vector_norm(delta, dim=-1, keepdim=True) / (
-        torch.linalg.vector_norm(old, dim=-1, keepdim=True) + 1e-8
-    )
+    size: Tensor = torch.linalg.vector_norm(delta, dim=-1, keepdim=True)
+    return size / (torch.linalg.vector_norm(old, dim=-1, keepdim=True) + 1e-8)
 
 
 Module = Callable[[Tensor], Tensor]
@@ -100,7 +99,7 @@ def recur(parts: Parts, states: States, x: Tensor, config: ModelConfig, h_cycles
                 if z_l is None:
                     z_h = parts.low(parts.drop_h(z_h) + x)
                 else:
-                    total = parts.drop_l(z_l) + parts.drop_h(z_h) + x
+                    total = parts.drop_l(z_l) + (parts.drop_h(z_h) + x)  # added in the authors' order, to the same bits
                     z_l, ratio = parts.update(z_l, parts.low(total), total)
         if z_l is not None:
             with torch.set_grad_enabled(reached):

@@ -1,0 +1,55 @@
+"""Shared fixtures: a tiny dataset and a configuration that trains in a second."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ponder import data
+from ponder.config import Config, resolve
+from ponder.data import Dataset
+
+torch.set_num_threads(1)
+
+
+def tiny(**overrides: dict[str, object]) -> Config:
+    """A 4x4 Sudoku run of a few updates, every stabiliser on."""
+    base: dict[str, dict[str, object]] = {
+        "data": {"train": 300, "val": 40, "test": 50},
+        "model": {
+            "width": 16,
+            "heads": 2,
+            "expansion": 1.0,
+            "h_cycles": 2,
+            "l_cycles": 1,
+            "h_horizon": 1,
+            "l_horizon": 1,
+            "dropout": 0.1,
+            "state_dropout": 0.1,
+            "noise": 0.01,
+            "max_steps": 3,
+        },
+        "train": {
+            "batch": 16,
+            "updates": 24,
+            "warmup": 2,
+            "log_every": 4,
+            "eval_every": 8,
+            "save_every": 4,
+            "lr": 1e-3,
+        },
+        "eval": {"examples": 20, "batch": 16},
+    }
+    for section, values in overrides.items():
+        base[section] = {**base[section], **values}
+    return resolve("sudoku-mini", None, base)
+
+
+@pytest.fixture(scope="session")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="session")
+def dataset(data_dir: Path) -> Dataset:
+    return Dataset.open(data.build(tiny().data, data_dir))

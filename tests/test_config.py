@@ -1,0 +1,89 @@
+"""Configuration: every preset resolves, mistakes are named, nothing in the schema is dead."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ponder import config as configuration
+from ponder.config import Config, EvalConfig, ModelConfig, TrainConfig, from_flat, parse_overrides, resolve
+from ponder.errors import UserError
+
+ROOT = Path(configuration.__file__).parent
+
+
+@pytest.mark.parametrize("preset", configuration.preset_names())
+def test_every_preset_resolves_with_every_model(preset: str) -> None:
+    for model in [None, *(m for m in configuration.model_names() if not m.endswith("-mini"))]:
+        config = resolve(preset, model)
+        assert config.model.name == (model or "ponder")
+        assert from_flat(config.flat()) == config
+
+
+def test_mini_presets_keep_the_rules_of_the_design() -> None:
+    """Warm-up at most 5% of the updates, EMA window at most 10%."""
+    for preset in configuration.preset_names():
+        train = resolve(preset).train
+        if resolve(preset).scale == "mini":
+            assert train.updates is not None
+            assert train.warmup <= 0.05 * train.updates, preset
+            assert train.ema is None or 1 / (1 - train.ema) <= 0.1 * train.updates, preset
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--train.lr", "3e-4"], 3e-4),
+        (["--train.lr=3e-4"], 3e-4),
+    ],
+)
+def test_overrides_reach_the_configuration(words: list[str], expected: float) -> None:
+    assert resolve("sudoku-mini", None, parse_overrides(words)).train.lr == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--train.lrr", "1"], "did you mean 'lr'"),
+        (["--lr", "1"], "--train.lr"),
+        (["--trian.lr", "1"], "--train.lr"),
+        (["--train.lr", "fast"], "train.lr"),
+        (["--train.lr"], "no value"),
+        (["--model.heads", "7"], "not a multiple"),
+        (["--model.h_horizon", "9"], "horizon"),
+        (["--data.sise", "4"], "did you mean 'size'"),
+        (["--data.size", "5"], "data.size"),
+        (["--train.epochs", "3"], "exactly one"),
+        (["--train.accumulate", "3"], "not a multiple"),
+        (["--eval.select", "luck"], "eval.select"),
+        (["oops"], "oops"),
+    ],
+)
+def test_mistakes_are_named_in_one_line(words: list[str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve("sudoku-mini", None, parse_overrides(words))
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_unknown_preset_and_model_name_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'sudoku-mini'"):
+        resolve("sudoku-mimi")
+    with pytest.raises(UserError, match="did you mean 'hrm'"):
+        resolve("sudoku-mini", "hmr")
+
+
+def test_the_key_ignores_labels_and_notices_the_rest() -> None:
+    base = resolve("sudoku-mini")
+    same = resolve("sudoku-mini", None, {"train": {"data_workers": 2}})
+    other = resolve("sudoku-mini", None, {"train": {"lr": 0.1}})
+    assert base.key() == same.key() != other.key()
+
+
+def test_every_field_is_read_somewhere() -> None:
+    """A configuration key that nothing reads misleads whoever sets it."""
+    source = "\n".join(p.read_text() for p in ROOT.rglob("*.py") if p.name != "config.py")
+    own = (ROOT / "config.py").read_text()
+    for cls in (ModelConfig, TrainConfig, EvalConfig, Config):
+        for field in cls.model_fields:
+            read = re.search(rf"\.{field}\b", source) or re.search(rf"self\.{field}\b", own)
+            assert read, f"{cls.__name__}.{field} is read by nothing"
