@@ -27,7 +27,8 @@ def make(side: int, min_path: int, count: int, workers: int) -> tuple[Maze, Toke
     steps = (labels == PATH).sum(1) + 1
     print(
         f"{side}x{side}, path >= {min_path}: {count} different mazes in {seconds:.1f} s with {workers} worker(s): "
-        f"{count / seconds:.0f} per second, {count / cpu:.0f} per CPU second; path {steps.min()} to {steps.max()}, median {np.median(steps):.0f}"
+        f"{count / seconds:.0f} per second, {count / cpu:.0f} per CPU second; "
+        f"path {steps.min()} to {steps.max()}, median {np.median(steps):.0f}"
     )
     return domain, inputs, labels
 

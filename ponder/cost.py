@@ -29,7 +29,6 @@ DENSE_LAYERS = 8
 SUDOKU = (11, 81)
 """Vocabulary and tokens of 9x9 Sudoku: what a model is measured on when no domain is named."""
 PAPER_MODELS = ("dense", "hrm", "trm", "trm-mlp", "urm", "urm-one-state", "ponder")
-BATCH = 2
 
 
 @dataclass(frozen=True)
@@ -83,20 +82,20 @@ def cost(config: Config | ModelConfig, vocab: int, tokens: int, steps: int | Non
         parameters=sum(p.numel() for p in model.parameters()),
         table=model.table.numel(),
         applications=applications(config),
-        inference_flops=inference // BATCH,
-        training_flops=training // BATCH,
-        activations=_kept_bytes(config, vocab, tokens) // BATCH,
+        inference_flops=inference,
+        training_flops=training,
+        activations=_kept_bytes(config, vocab, tokens),
     )
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def _puzzles(model: Reasoner) -> tuple[Carry, Tensor, Tensor]:
+def _puzzles(model: Reasoner, batch: int = 1) -> tuple[Carry, Tensor, Tensor]:
     """A fresh carry, inputs and rows of the puzzle table, on the device that new tensors are made on."""
-    carry = model.start(torch.zeros(BATCH, dtype=torch.int64))
-    inputs = torch.ones(BATCH, model.tokens, dtype=torch.int64)
-    return carry, inputs, torch.zeros(BATCH, model.config.width, requires_grad=True)
+    carry = model.start(torch.zeros(batch, dtype=torch.int64))
+    inputs = torch.ones(batch, model.tokens, dtype=torch.int64)
+    return carry, inputs, torch.zeros(batch, model.config.width, requires_grad=True)
 
 
 def _inference_flops(model: Reasoner) -> int:
@@ -109,22 +108,16 @@ def _training_flops(model: Reasoner) -> int:
     with torch.device("meta"), _counter() as counter:
         carry, inputs, rows = _puzzles(model)
         step = model.train()(carry, inputs, rows)
-        target = None if step.q_continue is None else torch.zeros(BATCH)
+        target = None if step.q_continue is None else torch.zeros(1)
         loss = losses.losses(step.logits, inputs, step.q_halt, step.q_continue, target, halting_weight=0.5)
         loss.total.backward()
     return int(counter.get_total_flops())
 
 
 def _kept_bytes(config: ModelConfig, vocab: int, tokens: int) -> int:
-    """What the graph of one ACT step keeps, beside the weights themselves."""
+    """What one more example adds to what the graph of an ACT step keeps."""
     with torch.device("meta"):
         model = Reasoner(config, vocab, tokens).train()
-    kept: dict[int, Any] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
-        return tensor
-
     # The meta device has attention kernels of its own; fake CPU tensors take the path that real ones take.
     with FakeTensorMode():
         for module in model.modules():
@@ -132,11 +125,19 @@ def _kept_bytes(config: ModelConfig, vocab: int, tokens: int) -> int:
                 setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, torch.empty(buffer.shape))
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
-            # The cycles before the horizon leave nothing behind.
-            model(*_puzzles(model), h_cycles=config.h_horizon)
-        for parameter in model.parameters():
-            kept.pop(parameter.untyped_storage()._cdata, None)
+        return (_kept_by(model, batch=4) - _kept_by(model, batch=2)) // 2  # a batch of one takes short cuts
+
+
+def _kept_by(model: Reasoner, batch: int) -> int:
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        # The cycles before the horizon leave nothing behind.
+        model(*_puzzles(model, batch), h_cycles=model.config.h_horizon)
     return sum(storage.nbytes() for storage in kept.values())
 
 
@@ -194,7 +195,7 @@ def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) 
         table.add_column("model", no_wrap=True)
         labels = [label for label in rows[0] if label != "table"]  # a model alone has none worth a column
         for label in labels:
-            table.add_column(label, justify="right", min_width=5)
+            table.add_column(label, justify="right", min_width=max(map(len, label.split())))
         for each, row in zip(names, rows, strict=True):
             table.add_row(each, *(row[label] for label in labels))
     else:
@@ -207,11 +208,11 @@ def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) 
 
 def _cells(c: Cost) -> dict[str, str]:
     return {
-        "parameters": _units(c.parameters),
+        "params": _units(c.parameters),
         "table": _units(c.table),
         "layers per step": f"{c.applications}",
         "dense passes": f"{c.relative_per_step:g}" + ("T" if c.steps > 1 else ""),
-        "steps T": f"{c.steps}",
+        "T": f"{c.steps}",
         "FLOP per step": _units(c.inference_flops),
         "FLOP per answer": _units(c.answer_flops),
         "FLOP per update": _units(c.training_flops),

@@ -1,9 +1,10 @@
 """Device, precision, ranks: the only file that knows what machine this is."""
 
+import ctypes
 import os
 import platform
 import subprocess
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,8 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
         raise UserError(
             f"device {device!r} cannot be used here ({str(error).splitlines()[0]}): try --device cpu"
         ) from None
+    if chosen.type == "cpu":
+        reuse_memory()
     if world > 1 and not dist.is_initialized():
         dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
     if chosen.type == "cuda":
@@ -88,6 +91,19 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
     return Runtime(chosen, rank, world)
+
+
+def reuse_memory() -> None:
+    """Let glibc keep freed memory instead of handing it back to the kernel after every large tensor.
+
+    Otherwise each layer's temporaries are mapped, zeroed and unmapped again, which costs a tenth of a step on a CPU
+    (docs/performance.md). Elsewhere than on glibc nothing happens.
+    """
+    m_trim_threshold, m_mmap_max = -1, -4
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, -1)
 
 
 def precision_for(asked: str, device: torch.device) -> str:

@@ -342,6 +342,10 @@ def test_sample_and_pictures() -> None:
         assert domain.check(inputs, answers).all()
         assert (domain.sample(seed=5, count=50)[0] == inputs).all()
         assert (domain.sample(seed=6, count=50)[0] != inputs).any()
+    rare = Arithmetic(ArithmeticParams(min_operands=8, labels="unique"))
+    assert rare.check(*rare.sample(seed=0, count=1)).all()
+    with pytest.raises(UserError, match="no arithmetic puzzles found"):
+        Arithmetic(ArithmeticParams(min_operands=2, max_operands=2, low=90, high=95)).sample(seed=0, count=1)
     inputs, answer = inputs[0], answers[0]
     assert domain.render(inputs).plain == domain.format(inputs)
     assert domain.render(inputs, answer).plain.startswith(domain.format_answer(inputs, answer) + " = ")

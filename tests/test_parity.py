@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import golden
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -16,6 +15,7 @@ from torch import Tensor
 from ponder.errors import UserError
 from ponder.model.interop import load_official, official_config, read_checkpoint, trajectory
 from ponder.model.reasoner import Reasoner
+from tests import golden
 
 WITHIN = 1e-4
 LOSS_WITHIN = 1e-5

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from pysat.solvers import Solver
 
 from ponder.domains import hub
 from ponder.domains.base import Arrays, Tokens, rng_for
@@ -96,6 +97,22 @@ def test_generated_puzzles_have_one_solution_and_no_needless_clue(size: int, cou
         assert count_solutions(size, digits(puzzle)) == 1
         assert plainly_right(size, puzzle, answer)
         assert needless_clues(size, puzzle) == []
+
+
+def test_another_sat_solver_proves_9x9_puzzles_unique_and_minimal() -> None:
+    """A leaner encoding than the generator's (cells differ from their peers) in a solver of another family."""
+    var = np.arange(1, 730).reshape(81, 9).tolist()
+    differ = [[-var[a][d], -var[b][d]] for a in range(81) for b in peers(9)[a] if a < b for d in range(9)]
+    solver = Solver(name="minisat22", bootstrap_with=[*var, *differ])
+    inputs, labels = made(9).sample(seed=11, count=50)
+    for guard, (puzzle, answer) in enumerate(zip(inputs, labels, strict=True), start=1000):
+        solver.add_clause([-guard] + [-var[cell][digit - 1] for cell, digit in enumerate(digits(answer))])
+        clues = [var[cell][digit - 1] for cell, digit in enumerate(digits(puzzle)) if digit]
+        assert solver.solve(assumptions=clues)
+        assert not solver.solve(assumptions=[guard, *clues])
+        for clue in clues:
+            assert solver.solve(assumptions=[guard, *(other for other in clues if other != clue)])
+    solver.delete()
 
 
 @pytest.mark.parametrize("size", [4, 6])

@@ -19,6 +19,8 @@ from rich.text import Text
 
 from ponder.domains.arc_augment import (
     BLANK,
+    CARVE,
+    SAMPLE,
     TURNS,
     Symmetry,
     augmentation_of,
@@ -61,8 +63,6 @@ from ponder.domains.base import (
 )
 from ponder.errors import UserError
 
-AUGMENT, CARVE, SAMPLE = range(3)
-"""What random numbers are for; the first is taken by arc_augment."""
 NO_GRID = "(no grid)"
 
 

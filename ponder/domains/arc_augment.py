@@ -38,7 +38,7 @@ SEPARATOR = "|||"
 BLANK = "<blank>"
 """Row 0 of a published identifiers.json."""
 IDENTITY = tuple(range(COLOURS))
-AUGMENT = 0
+AUGMENT, CARVE, SAMPLE = range(3)
 """What random numbers are for."""
 CHUNK = 1024
 

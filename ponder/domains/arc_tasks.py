@@ -15,7 +15,7 @@ import numpy as np
 
 from ponder.domains.arc_grids import Grid
 from ponder.domains.base import Progress
-from ponder.domains.hub import _reachable
+from ponder.domains.hub import reachable
 from ponder.errors import UserError
 
 Part = Literal["training", "evaluation", "concept"]
@@ -96,7 +96,7 @@ def fetch_conceptarc(folder: Path, progress: Progress, url: str = CONCEPTARC_URL
     """ConceptARC in `folder`, fetched if it is not there."""
     if folder.is_dir():
         return folder
-    if not _reachable(url):
+    if not reachable(url):
         raise UserError(f"ConceptARC is not in {folder} and {url} cannot be reached; {INSTEAD}")
     try:
         archive = zipfile.ZipFile(io.BytesIO(_download(url, progress)))

@@ -61,11 +61,18 @@ class Arithmetic(Domain):
         return build(self.params, seed, workers, progress)
 
     def sample(self, seed: int, count: int) -> tuple[Tokens, Tokens]:
+        in_range = self.params.model_copy(update={"ood_high": self.params.high})
         keys = codes = np.empty(0, dtype=np.int64)
-        chunk = _SAMPLE
-        while len(keys) < count:
-            key, code = draw(self.params.model_copy(update={"ood_high": self.params.high}), seed, chunk, 64 + 8 * count)
-            keys, codes, chunk = np.append(keys, key)[:count], np.append(codes, code)[:count], chunk + 1
+        for chunk in range(_SAMPLE, _SAMPLE + 200):
+            if len(keys) == count:
+                break
+            key, code = draw(in_range, seed, chunk, size=1000 + 8 * count)
+            keys, codes = np.append(keys, key)[:count], np.append(codes, code)[:count]
+        else:
+            raise UserError(
+                f"no arithmetic puzzles found with values {self.params.low} to {self.params.high} and at most "
+                f"{self.params.max_operands} operands; widen the values or raise max_operands"
+            )
         if self.params.labels == "canonical":
             codes, _ = search(keys)
         arrays = encode(self.params, keys, codes)

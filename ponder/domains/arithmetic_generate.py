@@ -212,9 +212,8 @@ def search(keys: Ints) -> tuple[Ints, Ints]:
     """For each puzzle, the first code that gives its value, and how many codes do."""
     shape, operands, value = _unpack(keys)
     first, count = np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
-    order = np.argsort(shape, kind="stable")
-    for group in np.split(order, np.flatnonzero(np.diff(shape[order])) + 1):
-        text = _table().text[shape[group[0]]]
+    for one in np.unique(shape):
+        group, text = np.flatnonzero(shape == one), _table().text[one]
         batch = max(1, IN_CACHE >> 2 * text.count("?"))
         for start in range(0, len(group), batch):
             rows = group[start : start + batch]
@@ -272,9 +271,8 @@ def draw(params: ArithmeticParams, seed: int, chunk: int, size: int = DRAWS) -> 
     operands = rng.integers(1, 10, (size, MAX_OPERANDS))
     operands[np.arange(MAX_OPERANDS) >= count[:, None]] = 1
     codes = rng.integers(0, 1 << 2 * (count - 1))
-    nowhere = np.zeros(size, dtype=np.int64)
     width = 2 * MAX_OPERANDS
-    result = evaluate(_inputs(shape, operands, nowhere, width), _labels(shape, codes, width))
+    result = evaluate(_inputs(shape, operands, np.zeros_like(shape), width), _labels(shape, codes, width))
     kept = (result.fault < 0) & (result.value >= params.low) & (result.value <= params.ood_high)
     keys, codes = _pack(shape[kept], operands[kept], result.value[kept]), codes[kept]
     if params.labels == "unique":

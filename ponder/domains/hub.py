@@ -33,7 +33,7 @@ def hub_csvs(repo: str, names: Sequence[str]) -> dict[str, Path]:
     except LocalEntryNotFoundError:
         pass
     instead = "use a local copy: --data.source csv --data.folder DIR, or the generator: --data.source generate"
-    if constants.HF_HUB_OFFLINE or not _reachable(constants.ENDPOINT):
+    if constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT):
         raise UserError(f"{repo} is not in the Hub's cache and the Hub cannot be reached; {instead}")
     try:
         return {name: path(name, cached=False) for name in names}
@@ -42,7 +42,7 @@ def hub_csvs(repo: str, names: Sequence[str]) -> dict[str, Path]:
         raise UserError(f"{repo} could not be fetched from the Hub ({reason}); {instead}") from error
 
 
-def _reachable(endpoint: str) -> bool:
+def reachable(endpoint: str) -> bool:
     """Whether the endpoint, or the proxy in front of it, takes a connection soon."""
     from urllib.parse import urlsplit
     from urllib.request import getproxies, proxy_bypass

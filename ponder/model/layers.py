@@ -232,18 +232,18 @@ class Attention(nn.Module):
             weight = _Reorder.apply(weight, rotary.order, rotary.back)  # type: ignore[no-untyped-call]
         qkv = F.linear(x, weight).view(batch, length, 3, self.heads, width // self.heads)
         mask = None if mask is None else mask.view(qkv.shape)
-        short = x.device.type == "cpu" and length <= SHORT
-        if short and qkv.dtype == torch.float32 and not torch.compiler.is_compiling():
-            mixed: Tensor = _ShortAttention.apply(qkv, mask, rotary, key_bias)  # type: ignore[no-untyped-call]
-        else:
-            mixed = self._plain(qkv, mask, rotary, key_bias, short)
+        mixed = self.mix(qkv, mask, rotary, key_bias, short=x.device.type == "cpu" and length <= SHORT)
         out: Tensor = self.out(mixed)
         return out
 
-    def _plain(
+    def mix(
         self, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None, short: bool
     ) -> Tensor:
-        """The same in operations that compilers, exporters and other devices know."""
+        """qkv [B, S, 3, heads, size] -> [B, S, width]"""
+        if short and qkv.dtype == torch.float32 and not torch.compiler.is_compiling():
+            mixed: Tensor = _ShortAttention.apply(qkv, mask, rotary, key_bias)  # type: ignore[no-untyped-call]
+            return mixed
+        # The same in operations that compilers, exporters and other devices know.
         if mask is not None:
             qkv = qkv * mask
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
@@ -322,3 +322,14 @@ class Block(nn.Module):
 
     def masks(self, key: Tensor, drop: float, dtype: torch.dtype) -> list[LayerMasks]:
         return [layer.masks(rng.fold(key, i), drop, dtype) for i, layer in enumerate(self.layers)]  # type: ignore[operator, union-attr]
+
+
+def compile_blocks(model: nn.Module) -> None:
+    """Compile every layer on its own, in place; names of parameters stay as they are.
+
+    Layers of the same shape share the generated code, and one more is generated for each combination of gradient or
+    none, dropout or none, and batch size. The whole recurrence at once would take minutes to compile for little more.
+    """
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.compile(dynamic=False)

@@ -1,0 +1,237 @@
+"""How much of the machine's matrix-product rate the model reaches: `python benchmarks/model.py [--quick] [--save]`.
+
+For each shape it measures, interleaved and best of several rounds because other work may disturb any one of them:
+
+- peak: float32 products at the shapes of the model's own linear layers, into memory that is already there;
+- inference: one ACT step without gradients;
+- training: one ACT step with dropout and noise, the forward pass for the continue target, the losses, the gradients.
+
+Only useful FLOPs count: the products of linear layers and attention, the backward pass of an application as two forward
+passes. Everything else (norms, gates, softmax, random numbers, losses, Python) is time without FLOPs.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ponder import losses, runtime
+from ponder.config import ModelConfig
+from ponder.model.layers import Attention, Rotary, compile_blocks, inner_width
+from ponder.model.reasoner import Carry, Reasoner
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_model.json"
+
+
+@dataclass(frozen=True)
+class Shape:
+    name: str
+    config: ModelConfig
+    tokens: int
+    vocab: int
+    batch: int
+    rounds: int
+
+    @property
+    def length(self) -> int:
+        return self.tokens + self.config.prefix
+
+
+@dataclass(frozen=True)
+class Row:
+    shape: str
+    form: str
+    peak: float
+    """GFLOP/s, like the next two."""
+    training: float
+    inference: float
+    training_fraction: float
+    inference_fraction: float
+    training_ms: float
+    inference_ms: float
+    batch: int
+    layers: int
+
+
+def shapes(quick: bool) -> list[Shape]:
+    """Paper width: the `ponder` preset (quick: one of its four equal layers). Mini: the 4x4 and 6x6 Sudoku presets."""
+    noisy: dict[str, Any] = {"dropout": 0.01, "noise": 0.005}
+    mini = [
+        Shape("mini 4x4, width 64", ModelConfig(layers=1, width=64, heads=4, **noisy), 16, 6, 256, 4 if quick else 25),
+        Shape("mini 6x6, width 96", ModelConfig(layers=1, width=96, heads=4, **noisy), 36, 8, 192, 3 if quick else 12),
+    ]
+    paper = Shape("paper, width 512", ModelConfig(layers=1 if quick else 4, **noisy), 81, 11, 16, 2 if quick else 3)
+    return [*mini, paper]
+
+
+def useful_flops(shape: Shape, training: bool) -> float:
+    c, rows = shape.config, shape.batch * shape.length
+    inner = inner_width(c.width, c.expansion)
+    linear = 2 * rows * (4 * c.width**2 + 3 * c.width * inner)
+    attention = 4 * rows * shape.length * c.width
+    application = c.layers * (linear + attention)
+    forward = application * c.h_cycles * (c.l_cycles + 1)
+    if not training:
+        return forward
+    within = c.h_horizon * (c.l_horizon + 1)
+    passes = 2 if c.halting == "halt+continue" else 1
+    return passes * forward + 2 * within * application
+
+
+class Peak:
+    """The linear layers' products, one after the other."""
+
+    def __init__(self, shape: Shape) -> None:
+        rows, width = shape.batch * shape.length, shape.config.width
+        inner = inner_width(width, shape.config.expansion)
+        self.products = [
+            (torch.randn(rows, k), torch.randn(n, k), torch.empty(rows, n))
+            for k, n in ((width, 3 * width), (width, width), (width, 2 * inner), (inner, width))
+        ]
+        self.flops = sum(2 * len(x) * w.numel() for x, w, _ in self.products)
+        self.best = [float("inf")] * len(self.products)
+
+    def measure(self) -> None:
+        for i, (x, w, out) in enumerate(self.products):
+            for _ in range(4):
+                began = time.perf_counter()
+                torch.mm(x, w.t(), out=out)
+                self.best[i] = min(self.best[i], time.perf_counter() - began)
+
+    @property
+    def rate(self) -> float:
+        return self.flops / sum(self.best)
+
+
+class Steps:
+    def __init__(self, shape: Shape, compiled: bool) -> None:
+        torch.manual_seed(0)
+        self.model = Reasoner(shape.config, shape.vocab, shape.tokens)
+        if compiled:
+            compile_blocks(self.model)
+        self.inputs = torch.randint(1, shape.vocab, (shape.batch, shape.tokens))
+        self.labels = torch.randint(1, shape.vocab, (shape.batch, shape.tokens))
+        self.rows = torch.zeros(shape.batch, shape.config.width).requires_grad_()
+        self.carry: Carry = self.model.start(torch.arange(shape.batch))
+
+    def training(self) -> None:
+        self.model.train()
+        step = self.model(self.carry, self.inputs, self.rows)
+        with torch.no_grad():
+            after = self.model(step.carry.detach(), self.inputs, self.rows)
+        target = losses.continue_target(after.q_halt, after.q_continue, step.carry.steps >= 16)
+        losses.losses(step.logits, self.labels, step.q_halt, step.q_continue, target, 0.5).total.backward()
+        self.model.zero_grad()
+
+    def inference(self) -> None:
+        self.model.eval()
+        with torch.no_grad():
+            self.model(self.carry, self.inputs, self.rows)
+
+
+def _timed(run: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def measure(shape: Shape, forms: list[str]) -> list[Row]:
+    peak = Peak(shape)
+    steps = {form: Steps(shape, form == "compiled") for form in forms}
+    best = {(form, what): float("inf") for form in forms for what in (True, False)}
+    for step in steps.values():  # the first time allocates, or compiles
+        step.training()
+        step.inference()
+    for _ in range(shape.rounds):
+        for form, step in steps.items():
+            peak.measure()
+            best[form, True] = min(best[form, True], _timed(step.training))
+            best[form, False] = min(best[form, False], _timed(step.inference))
+    rows = []
+    for form in forms:
+        training, inference = (useful_flops(shape, what) / best[form, what] for what in (True, False))
+        rows.append(
+            Row(
+                shape=shape.name,
+                form=form,
+                peak=round(peak.rate / 1e9, 1),
+                training=round(training / 1e9, 1),
+                inference=round(inference / 1e9, 1),
+                training_fraction=round(training / peak.rate, 3),
+                inference_fraction=round(inference / peak.rate, 3),
+                training_ms=round(best[form, True] * 1e3, 1),
+                inference_ms=round(best[form, False] * 1e3, 1),
+                batch=shape.batch,
+                layers=shape.config.layers,
+            )
+        )
+    return rows
+
+
+def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str, Any]]:
+    """Forward + backward of attention, explicit products against the fused kernel: where layers.SHORT should be."""
+    out = []
+    for length in lengths:
+        heads, size = (4, 16) if length < 64 else (8, 64)
+        batch = max(1, 4096 // length)
+        qkv = torch.randn(batch, length, 3, heads, size, requires_grad=True)
+        rotary = Rotary.make(length, heads * size, heads, qkv.device)
+        attention = Attention(heads * size, heads)
+
+        def explicit(a: Attention = attention, x: Tensor = qkv, r: Rotary = rotary) -> None:
+            a.mix(x, None, r, None, short=True).sum().backward()
+
+        def fused(x: Tensor = qkv, r: Rotary = rotary) -> None:
+            q, k, v = x.permute(2, 0, 3, 1, 4).unbind()
+            F.scaled_dot_product_attention(r(q), r(k), v).transpose(1, 2).flatten(2).sum().backward()
+
+        best = [float("inf"), float("inf")]
+        for _ in range(rounds):
+            for i, form in enumerate((explicit, fused)):
+                best[i] = min(best[i], _timed(form))
+        out.append({"tokens": length, "explicit_ms": round(best[0] * 1e3, 2), "fused_ms": round(best[1] * 1e3, 2)})
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--quick", action="store_true", help="about half a minute: fewer rounds, no compilation")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--only", default="", help="shapes whose name contains this")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    runtime.reuse_memory()
+    load = os.getloadavg()[0]
+    print(f"{args.threads} threads, torch {torch.__version__}, float32; load before the start {load:.1f}")
+    print(f"{'shape':<20} {'form':<9} {'peak':>6} {'training':>15} {'inference':>15}   (GFLOP/s, share of peak)")
+    rows: list[Row] = []
+    for shape in shapes(args.quick):
+        if args.only not in shape.name:
+            continue
+        for row in measure(shape, ["eager"] if args.quick else ["eager", "compiled"]):
+            rows.append(row)
+            print(
+                f"{row.shape:<20} {row.form:<9} {row.peak:6.0f} "
+                f"{row.training:8.0f} {row.training_fraction:6.1%} {row.inference:8.0f} {row.inference_fraction:6.1%}",
+                flush=True,
+            )
+    forms = attention_forms((17, 82) if args.quick else (17, 82, 128, 160, 256, 512))
+    for form in forms:
+        print(f"attention, {form['tokens']:4d} tokens: explicit {form['explicit_ms']} ms, fused {form['fused_ms']} ms")
+    if args.save:
+        RESULT.parent.mkdir(exist_ok=True)
+        said = {"environment": runtime.environment(), "load": load, "quick": args.quick}
+        RESULT.write_text(json.dumps({**said, "steps": [asdict(r) for r in rows], "attention": forms}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
