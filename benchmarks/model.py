@@ -1,6 +1,7 @@
 """How much of the machine's matrix-product rate the model reaches: `python benchmarks/model.py [--quick] [--save]`.
 
-For each shape it measures, interleaved and best of several rounds because other work may disturb any one of them:
+For each shape it measures, interleaved and best of several rounds because other work may disturb any one of them
+(two threads wait for each other, so on a busy machine use `--threads 1`, which measures CPU time):
 
 - peak: float32 products at the shapes of the model's own linear layers, into memory that is already there;
 - inference: one ACT step without gradients;
@@ -65,10 +66,10 @@ def shapes(quick: bool) -> list[Shape]:
     """Paper width: the `ponder` preset (quick: one of its four equal layers). Mini: the 4x4 and 6x6 Sudoku presets."""
     noisy: dict[str, Any] = {"dropout": 0.01, "noise": 0.005}
     mini = [
-        Shape("mini 4x4, width 64", ModelConfig(layers=1, width=64, heads=4, **noisy), 16, 6, 256, 4 if quick else 25),
-        Shape("mini 6x6, width 96", ModelConfig(layers=1, width=96, heads=4, **noisy), 36, 8, 192, 3 if quick else 12),
+        Shape("mini 4x4, width 64", ModelConfig(layers=1, width=64, heads=4, **noisy), 16, 6, 256, 4 if quick else 15),
+        Shape("mini 6x6, width 96", ModelConfig(layers=1, width=96, heads=4, **noisy), 36, 8, 192, 3 if quick else 8),
     ]
-    paper = Shape("paper, width 512", ModelConfig(layers=1 if quick else 4, **noisy), 81, 11, 16, 2 if quick else 3)
+    paper = Shape("paper, width 512", ModelConfig(layers=1 if quick else 4, **noisy), 81, 11, 8, 2 if quick else 3)
     return [*mini, paper]
 
 
@@ -102,9 +103,9 @@ class Peak:
     def measure(self) -> None:
         for i, (x, w, out) in enumerate(self.products):
             for _ in range(4):
-                began = time.perf_counter()
+                began = _now()
                 torch.mm(x, w.t(), out=out)
-                self.best[i] = min(self.best[i], time.perf_counter() - began)
+                self.best[i] = min(self.best[i], _now() - began)
 
     @property
     def rate(self) -> float:
@@ -137,10 +138,15 @@ class Steps:
             self.model(self.carry, self.inputs, self.rows)
 
 
+def _now() -> float:
+    """With one thread, its CPU time, which other processes hardly change; with more, the time on the wall."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
 def _timed(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
+    began = _now()
     run()
-    return time.perf_counter() - began
+    return _now() - began
 
 
 def measure(shape: Shape, forms: list[str]) -> list[Row]:
@@ -193,9 +199,10 @@ def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str,
             q, k, v = x.permute(2, 0, 3, 1, 4).unbind()
             F.scaled_dot_product_attention(r(q), r(k), v).transpose(1, 2).flatten(2).sum().backward()
 
+        forms: list[Callable[[], None]] = [explicit, fused]
         best = [float("inf"), float("inf")]
         for _ in range(rounds):
-            for i, form in enumerate((explicit, fused)):
+            for i, form in enumerate(forms):
                 best[i] = min(best[i], _timed(form))
         out.append({"tokens": length, "explicit_ms": round(best[0] * 1e3, 2), "fused_ms": round(best[1] * 1e3, 2)})
     return out
@@ -211,7 +218,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     runtime.reuse_memory()
     load = os.getloadavg()[0]
-    print(f"{args.threads} threads, torch {torch.__version__}, float32; load before the start {load:.1f}")
+    print(f"{args.threads} of {os.cpu_count()} cores, torch {torch.__version__}, float32; load before {load:.1f}")
     print(f"{'shape':<20} {'form':<9} {'peak':>6} {'training':>15} {'inference':>15}   (GFLOP/s, share of peak)")
     rows: list[Row] = []
     for shape in shapes(args.quick):

@@ -64,9 +64,10 @@ class ModelConfig(Frozen):
                 f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "
                 f"(L {self.l_cycles}, H {self.h_cycles})"
             )
-        if self.states != 2 and (self.modules == "separate" or self.gate or self.bound is not None):
+        if self.states != 2 and (self.modules == "separate" or self.gate or self.bound is not None or self.post_norm):
             raise ValueError(
-                "separate modules, gate and bound need states 2: set modules shared, gate false, bound null"
+                "separate modules, gate, bound and post_norm need states 2: set modules shared, gate false, "
+                "bound null, post_norm false"
             )
         if self.states == 0 and (self.halting != "none" or self.max_steps != 1):
             raise ValueError("a model without states answers in one step: set halting none and max_steps 1")

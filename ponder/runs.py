@@ -55,7 +55,7 @@ def train_in(
         dataset_path = data.folder_for(data_dir, config.data)
     dataset = data.Dataset.open(dataset_path)
     if here.main:
-        about = {"data": str(dataset_path), "data_hash": dataset.hash, **runtime.environment()}
+        about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         (folder / "environment.json").write_text(json.dumps(about, indent=1))
     view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
     stop = Stop()

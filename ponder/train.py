@@ -20,6 +20,7 @@ from ponder.config import Config
 from ponder.data import Dataset
 from ponder.errors import UserError
 from ponder.metrics import Log
+from ponder.model.layers import compile_blocks
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.optim import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped
 from ponder.runtime import Runtime, compile_for, matmul_peak, precision_for
@@ -185,8 +186,6 @@ def train(
     )
     schedule = Schedule(updates, config.train.warmup, config.train.lr_min_ratio, config.train.schedule)
     if compile_for(config.train.compile, runtime.device):
-        from ponder.model.layers import compile_blocks
-
         compile_blocks(model)
 
     # Resume, or find out now what would fail later

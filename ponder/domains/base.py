@@ -26,7 +26,8 @@ Tokens = npt.NDArray[np.uint8]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Arrays = dict[str, npt.NDArray[Any]]
-"""One split on disk: name -> array. Always has `inputs` and `labels`; a domain may add others."""
+"""One split on disk: name -> array. Always has `inputs` and `labels`, as many rows as examples; what they hold is the
+domain's affair where it overrides `source` (ARC stores pairs once, joint stores references)."""
 Json = Any
 Progress = Callable[[str, int, int], None]
 """progress(what, done, total), called often; the CLI turns it into a bar."""
@@ -162,6 +163,10 @@ class Domain(ABC):
     @abstractmethod
     def explain(self, inputs: Tokens, answer: Tokens) -> str:
         """Why `check` refuses one answer, in a few words naming the place; empty where it accepts."""
+
+    def conflicts(self, inputs: Tokens) -> str:
+        """What makes a well-formed puzzle unsolvable at first sight (two 5s in row 3); empty where nothing does."""
+        return ""
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         """Up to `limit` right answers by a classical method; empty when there is none. ARC has no such method."""

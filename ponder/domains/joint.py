@@ -297,6 +297,10 @@ class Joint(Domain):
         domain, (own, own_answer) = self._own(inputs, answer)
         return domain.explain(own, own_answer)
 
+    def conflicts(self, inputs: Tokens) -> str:
+        domain, (own,) = self._own(inputs)
+        return domain.conflicts(own)
+
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         domain, (own,) = self._own(inputs)
         return [self._joined(self.part_of(inputs), a, tagged=False) for a in domain.solutions(own, limit)]

@@ -321,7 +321,7 @@ class Block(nn.Module):
         return x
 
     def masks(self, key: Tensor, drop: float, dtype: torch.dtype) -> list[LayerMasks]:
-        return [layer.masks(rng.fold(key, i), drop, dtype) for i, layer in enumerate(self.layers)]  # type: ignore[operator, union-attr]
+        return [layer.masks(rng.fold(key, i), drop, dtype) for i, layer in enumerate(self.layers)]  # type: ignore[operator]
 
 
 def compile_blocks(model: nn.Module) -> None:

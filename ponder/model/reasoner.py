@@ -170,8 +170,13 @@ class Reasoner(nn.Module):
             x = (x + self.position) * math.sqrt(0.5)
         x = self.scale * x
         if self.input_conv is not None:
-            x = x + self.input_conv(x.transpose(1, 2)).transpose(1, 2)
+            seen = x.masked_fill(self._padding(inputs)[..., None], 0.0) if config.key_mask else x
+            x = x + self.input_conv(seen.transpose(1, 2)).transpose(1, 2)
         return x
+
+    def _padding(self, inputs: Tensor) -> Tensor:
+        """[B, positions] what real positions must not see where the key mask is on."""
+        return F.pad(inputs == 0, (self.config.prefix, 0), value=False)
 
     def context(self, inputs: Tensor) -> Context:
         config = self.config
@@ -180,7 +185,7 @@ class Reasoner(nn.Module):
             rotary = Rotary.make(self.length, config.width, config.heads, inputs.device)
         bias = None
         if config.key_mask:
-            hidden = F.pad(inputs == 0, (config.prefix, 0), value=False)
+            hidden = self._padding(inputs)
             bias = torch.zeros(hidden.shape, device=inputs.device).masked_fill_(hidden, -torch.inf)[:, None, None, :]
         return Context(rotary, bias)
 

@@ -61,7 +61,8 @@ class Update(nn.Module):
 def relative_size(delta: Tensor, old: Tensor) -> Tensor:
     """r of the paper, per position."""
     size: Tensor = torch.linalg.vector_norm(delta, dim=-1, keepdim=True)
-    return size / (torch.linalg.vector_norm(old, dim=-1, keepdim=True) + 1e-8)
+    before: Tensor = torch.linalg.vector_norm(old, dim=-1, keepdim=True)
+    return size / (before + 1e-8)
 
 
 Module = Callable[[Tensor], Tensor]

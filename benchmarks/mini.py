@@ -1,0 +1,138 @@
+"""The mini presets' learning curves: stored from run folders, and the tables and figure made from what is stored.
+
+    python benchmarks/mini.py store runs/sudoku-mini-s0 ...     results/mini/PRESET.json
+    python benchmarks/mini.py report                            docs/mini.md, docs/mini.png and the table in README.md
+
+Train each with `ponder train PRESET` on an otherwise idle machine: the seconds are wall-clock.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from ponder.evaluate import wilson
+from ponder.metrics import read_log
+
+ROOT = Path(__file__).resolve().parents[1]
+STORED = ROOT / "results" / "mini"
+BEGIN, END = "<!-- mini results: benchmarks/mini.py report -->", "<!-- end of mini results -->"
+
+
+def store(run: Path) -> None:
+    """Keep what a run's log says: the curve of each split, and the full evaluation of its chosen checkpoint if there is one."""
+    result = json.loads((run / "result.json").read_text())
+    evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
+    config = result["config"]
+    name = config["preset"] + ("" if config["model"]["name"] == "ponder" else f"-{config['model']['name']}")
+    kept: dict[str, Any] = {
+        "preset": config["preset"],
+        "model": config["model"]["name"],
+        "seed": config["seed"],
+        "key": result["key"],
+        "data_hash": result["data_hash"],
+        "cores": result["environment"]["cores"],
+        "commit": result["environment"]["commit"],
+        "ranks": json.loads((run / "environment.json").read_text()).get("ranks", 1),
+        "updates": result["updates"],
+        "seconds": result["seconds"],
+        "n": result["n"],
+        "curve": [
+            {
+                "update": row["update"],
+                "seconds": round(row["seconds"], 1),
+                **{split: {k: round(v, 4) for k, v in score.items()} for split, score in row["ema"].items()},
+            }
+            for row in evals
+        ],
+    }
+    if (run / "eval" / "eval.json").is_file():
+        kept["eval"] = json.loads((run / "eval" / "eval.json").read_text())
+    STORED.mkdir(parents=True, exist_ok=True)
+    (STORED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    print(f"stored {STORED / name}.json")
+
+
+def reached(curve: list[dict[str, Any]], split: str, level: float) -> str:
+    """Seconds after which the split's `valid` accuracy was at least `level` for the first time."""
+    for point in curve:
+        if point[split]["valid"] >= level:
+            return f"{point['seconds']:.0f} s"
+    return "not reached"
+
+
+def table(stored: list[dict[str, Any]]) -> list[str]:
+    lines = [
+        "| preset | split | valid at the end | 95% interval | exact | n | training | 95% valid after |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for run in stored:
+        last = run["curve"][-1]
+        for split, n in run["n"].items():
+            score = last[split]
+            low, high = wilson(round(score["valid"] * n), n)
+            lines.append(
+                f"| {run['preset']} | {split} | {score['valid']:.1%} | {low:.1%}–{high:.1%} | {score['exact']:.1%} | {n} | "
+                f"{run['seconds']:.0f} s, {run['updates']} updates | {reached(run['curve'], split, 0.95)} |"
+            )
+    return lines
+
+
+def report() -> None:
+    stored = [json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))]
+    lines = table(stored)
+    intro = [
+        "# Mini presets: learning curves",
+        "",
+        "Made by `python benchmarks/mini.py report` from `results/mini/`. EMA weights at the full ACT budget, held-out examples, "
+        "one seed each; seconds are wall-clock on the cores named in each file.",
+        "",
+    ]
+    (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]))
+    draw(stored, ROOT / "docs" / "mini.png")
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    if BEGIN in text:
+        before, rest = text.split(BEGIN)
+        after = rest.split(END)[1]
+        main = [line for line in lines if not any(f"| {split} |" in line for split in ("val",))]
+        readme.write_text("\n".join([before + BEGIN, *main, END]) + after)
+    print("\n".join(lines))
+
+
+def draw(stored: list[dict[str, Any]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    columns = min(3, len(stored))
+    rows = -(-len(stored) // columns)
+    figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.6 * rows), layout="constrained", squeeze=False)
+    for axis, run in zip(axes.flat, stored, strict=False):
+        for split in run["n"]:
+            axis.plot([p["seconds"] for p in run["curve"]], [100 * p[split]["valid"] for p in run["curve"]], label=split)
+        axis.axhline(95, color="0.6", linewidth=0.8, linestyle="--")
+        axis.set(title=run["preset"], xlabel="seconds of training", ylabel="valid, %", ylim=(-2, 102))
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=8)
+    for axis in list(axes.flat)[len(stored) :]:
+        axis.set_visible(False)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=("store", "report"))
+    parser.add_argument("runs", nargs="*", type=Path)
+    args = parser.parse_args()
+    if args.action == "store":
+        for run in args.runs:
+            store(run)
+    else:
+        report()
+
+
+if __name__ == "__main__":
+    main()
