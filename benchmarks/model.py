@@ -150,6 +150,7 @@ def _timed(run: Callable[[], None]) -> float:
 
 
 def measure(shape: Shape, forms: list[str]) -> list[Row]:
+    torch._dynamo.reset()  # shapes share the layers' code, and it keeps at most eight compiled forms
     peak = Peak(shape)
     steps = {form: Steps(shape, form == "compiled") for form in forms}
     best = {(form, what): float("inf") for form in forms for what in (True, False)}

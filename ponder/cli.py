@@ -87,11 +87,46 @@ def train(args: Sequence[str]) -> None:
     train_main(known, rest)
 
 
+def eval_(args: Sequence[str]) -> None:
+    """score a checkpoint at every ACT step; a table, a figure and records"""
+    from ponder.eval_report import main
+
+    main(args)
+
+
+def diff(args: Sequence[str]) -> None:
+    """two evaluated runs: settings that differ, and the paired difference in score"""
+    from ponder.diff import main
+
+    main(args)
+
+
 def cost(args: Sequence[str]) -> None:
     """parameters, layer applications, FLOPs and memory of a model"""
     from ponder.cost import main
 
     main(list(args))
+
+
+def policies(args: Sequence[str]) -> None:
+    """accuracy against compute for every halting policy"""
+    from ponder.policy import main
+
+    main(args)
+
+
+def search(args: Sequence[str]) -> None:
+    """noisy restarts in parallel until the checker accepts"""
+    from ponder.search import main
+
+    main(args)
+
+
+def eval_llm(args: Sequence[str]) -> None:
+    """put a domain's examples to a language model"""
+    from ponder.llm import main
+
+    main(args)
 
 
 def import_(args: Sequence[str]) -> None:
@@ -116,7 +151,12 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "presets": presets,
     "data": data,
     "train": train,
+    "eval": eval_,
+    "diff": diff,
     "cost": cost,
+    "policies": policies,
+    "search": search,
+    "eval-llm": eval_llm,
     "import": import_,
 }
 

@@ -1,7 +1,7 @@
 """Adaptive inference: puzzles take slots, advance together one ACT step at a time, and leave when a policy lets them.
 
-The batch holds the occupied slots and nothing else, so that the work done is the number of steps that puzzles need. What
-happens to a puzzle does not depend on its neighbours or on when it came (up to the rounding of a matrix product).
+The batch holds the occupied slots and nothing else, so that the work done is the number of steps that puzzles need.
+What happens to a puzzle does not depend on its neighbours or on when it came (up to the rounding of a matrix product).
 """
 
 import math
@@ -19,6 +19,7 @@ from ponder.domains.base import Bools, Domain, Ints, Tokens
 from ponder.errors import UserError
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
+from ponder.runtime import Runtime
 
 Floats = npt.NDArray[np.float32]
 
@@ -44,7 +45,7 @@ class Seen:
     """The checker's verdict; None unless the policy asks for it."""
 
 
-# When a puzzle is finished ----------------------------------------------------------------------------------------------
+# When a puzzle is finished --------------------------------------------------------------------------------------------
 
 
 class Policy(Protocol):
@@ -123,7 +124,7 @@ class Checker:
         return seen.accepted
 
 
-# The slots --------------------------------------------------------------------------------------------------------------
+# The slots ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -209,9 +210,10 @@ class Engine:
         policy: Policy | None = None,
         budget: int | None = None,
         noise: float = 0.0,
+        precision: str = "float32",
     ) -> None:
         config = model.config
-        self.model, self.domain, self.slots, self.noise = model, domain, slots, noise
+        self.model, self.domain, self.slots, self.noise, self.precision = model, domain, slots, noise, precision
         self.policy: Policy = policy or Full()
         # A model without states says the same at every step.
         self.budget = 1 if config.states == 0 else config.max_steps if budget is None else budget
@@ -247,7 +249,7 @@ class Engine:
     def advance(self) -> tuple[Seen, Bools]:
         """One ACT step of every puzzle that has a slot: what it led to, and which of them were finished and left."""
         batch = self._filled()
-        with torch.no_grad():
+        with torch.no_grad(), Runtime(self.model.table.device).autocast(self.precision):
             step = self.model(batch.carry, batch.x, batch.rows, noise=self.noise)
         answers = step.logits.argmax(dim=-1).to(torch.uint8).cpu().numpy()
         steps: Ints = step.carry.steps.cpu().numpy()
@@ -261,6 +263,7 @@ class Engine:
             confidence = step.q_halt.float()
         else:
             confidence = step.logits.float().log_softmax(dim=-1).amax(dim=-1).mean(dim=-1)
+        confidence = torch.where(confidence.isnan(), -torch.inf, confidence)  # a diverged model is never confident
         seen = Seen(
             tickets=batch.tickets,
             inputs=batch.inputs,
@@ -273,9 +276,7 @@ class Engine:
         )
         done = self.policy.done(seen) | (steps >= self.budget)
         self.slot_steps += len(batch)
-        self.batch = _Batch(
-            step.carry, batch.x, batch.rows, batch.tickets, batch.inputs, answers, unchanged, accepted
-        )
+        self.batch = _Batch(step.carry, batch.x, batch.rows, batch.tickets, batch.inputs, answers, unchanged, accepted)
         self._keep(~done)
         return seen, done
 
@@ -347,7 +348,7 @@ class Engine:
             for values in ([a.task_id for a in arrivals], [a.key for a in arrivals])
         )
         return _Batch(
-            carry=self.model.start(keys),
+            carry=self.model.start(keys, torch.bfloat16 if self.precision == "bfloat16" else torch.float32),
             x=torch.from_numpy(inputs).to(table.device, torch.int64),
             rows=table[task_ids],
             tickets=np.array([a.ticket for a in arrivals], dtype=np.int64),

@@ -331,7 +331,7 @@ def mean_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The unweighted mean over splits of what `summarise` says, the splits taken as independent."""
     out: dict[str, Any] = {
         "n": sum(p["n"] for p in parts),
-        "steps": {m: _mean_share([p["steps"][m] for p in parts]) for m in MEASURES},
+        "steps": {m: mean_share([p["steps"][m] for p in parts]) for m in MEASURES},
     }
     for end in ("to_budget", "to_end"):
         if end not in parts[0]:
@@ -339,7 +339,7 @@ def mean_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         steps = parts[0][end]["steps"]
         out[end] = {"steps": steps}
         for way in ("final", "best_full", "any_step"):
-            out[end][way] = {m: _mean_share([p[end][way][m] for p in parts]) for m in parts[0][end][way]}
+            out[end][way] = {m: mean_share([p[end][way][m] for p in parts]) for m in parts[0][end][way]}
         out[end]["best_step"] = {}
         for m, curve in out["steps"].items():
             best = int(np.argmax(curve["value"][:steps]))
@@ -347,7 +347,7 @@ def mean_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _mean_share(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def mean_share(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The distances to each end of the intervals add up in squares, as those of independent means do."""
     value, low, high = (np.array([s[k] for s in shares], dtype=np.float64) for k in ("value", "low", "high"))
     middle, count = value.mean(axis=0), len(shares)

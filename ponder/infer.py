@@ -13,6 +13,7 @@ from ponder import checkpoint
 from ponder import config as configuration
 from ponder.config import Config, ModelConfig
 from ponder.domains.base import Bools, Domain, Json, Tokens
+from ponder.engine import SLOTS, Checker, Engine, Full, Seen
 from ponder.errors import UserError, unknown
 from ponder.model.reasoner import Reasoner
 
@@ -101,6 +102,22 @@ class Thought:
     """What the checker says; None where there is none."""
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a puzzle gets."""
+
+    tokens: Tokens
+    text: str
+    json: Json
+    verified: bool | None
+    """What the checker says of it; None where there is none."""
+    steps: int
+    confidence: float
+    """The halting head's probability that the answer is right."""
+    trace: tuple[Thought, ...]
+    """How it came about, step by step."""
+
+
 class Solver:
     """A trained model as a function from puzzles to answers."""
 
@@ -116,25 +133,51 @@ class Solver:
 
     def stream(self, puzzle: str | Json) -> Iterator[Thought]:
         """One item per ACT step, until the checker accepts or the budget ends."""
-        inputs = self.tokens(puzzle)
-        yield from self.think(inputs)
+        yield from self.think(self.tokens(puzzle))
 
-    @torch.no_grad()
-    def think(self, inputs: Tokens, until_valid: bool = True) -> Iterator[Thought]:
-        model, device = self.opened.model, self.opened.model.embed.device
-        x = torch.from_numpy(inputs[None].astype(np.int64)).to(device)
-        carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
+    def think(self, inputs: Tokens) -> Iterator[Thought]:
+        engine = self._engine(slots=1)
+        engine.admit(inputs)
         before = inputs
-        for step in range(1, (self.steps if model.config.states else 1) + 1):
-            out = model(carry, x, model.table[:1])
-            carry = out.carry
-            answer = out.logits[0].argmax(dim=-1).to(torch.uint8).cpu().numpy()
-            confidence = float(torch.sigmoid(out.q_halt[0])) if out.q_halt is not None else float("nan")
-            valid = bool(self.domain.check(inputs[None], answer[None])[0]) if self.domain.checkable else None
-            yield Thought(step, answer, answer != before, confidence, valid)
-            before = answer
-            if until_valid and valid:
-                return
+        while not engine.idle:
+            seen, _ = engine.advance()
+            yield self._thought(seen, 0, before)
+            before = seen.answers[0]
+
+    def solve(self, puzzle: str | Json) -> Answer:
+        """The answer that `stream` ends with."""
+        return self.solve_many([puzzle])[0]
+
+    def solve_many(self, puzzles: Sequence[str | Json]) -> list[Answer]:
+        """The answers of many puzzles, which share the machine; each gets what it would get alone."""
+        if not puzzles:
+            return []
+        inputs = np.stack([self.tokens(puzzle) for puzzle in puzzles])
+        traces: list[list[Thought]] = [[] for _ in puzzles]
+
+        def watch(seen: Seen) -> None:
+            for row, ticket in enumerate(seen.tickets):
+                trace = traces[ticket]
+                trace.append(self._thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
+
+        self._engine(SLOTS).run(inputs, watch=watch)
+        return [self._answer(*each) for each in zip(inputs, traces, strict=True)]
+
+    def _engine(self, slots: int) -> Engine:
+        policy = Checker() if self.domain.checkable else Full()
+        return Engine(self.opened.model, self.domain, slots, policy, self.steps)
+
+    def _thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
+        head = self.opened.model.config.halting != "none"
+        confidence = float(torch.sigmoid(torch.tensor(seen.q_halt[row]))) if head else float("nan")
+        valid = None if seen.accepted is None else bool(seen.accepted[row])
+        answer = seen.answers[row]
+        return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
+
+    def _answer(self, inputs: Tokens, trace: list[Thought]) -> Answer:
+        last = trace[-1]
+        text, data = self.domain.format_answer(inputs, last.answer), self.domain.answer_to_json(inputs, last.answer)
+        return Answer(last.answer, text, data, last.valid, last.step, last.confidence, tuple(trace))
 
 
 def average_exact_by_step(exact: Bools) -> Sequence[float]:

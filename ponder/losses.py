@@ -10,12 +10,14 @@ from torch import Tensor
 def log_stablemax(logits: Tensor) -> Tensor:
     """log of s(x) / sum s(x), with s(x) = x + 1 for x >= 0 and 1 / (1 - x) below.
 
-    Taking log s(x) as +-log1p(|x|) keeps float32 within 1e-6 of float64, which not every device has.
+    Taking log s(x) as +-log1p(|x|) keeps float32 within 1e-6 of float64, which not every device has. The two halves
+    are split by value, not by `where`, whose gradient is not a number at x = 1, a value bfloat16 logits often have.
     """
     x = logits.float()
-    log_s = torch.log1p(x.abs()).copysign(x)
-    s = torch.where(x >= 0, x + 1, 1 / (1 - x))
-    return log_s - s.sum(dim=-1, keepdim=True).log()
+    above = x.clamp(min=0)
+    below = x - above
+    s = (1 + above) / (1 - below)
+    return torch.log1p(above) - torch.log1p(-below) - s.sum(dim=-1, keepdim=True).log()
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,11 @@ FOLDER = Path("runs/quickstart")
 
 def main(seconds: float) -> None:
     console = Console(highlight=False)
-    config = configuration.resolve("sudoku-mini")
+    config = configuration.resolve("sudoku-mini", "ponder-mlp", {"train": {"updates": 500, "warmup": 25, "ema": 0.98}})
     here = runtime.start("cpu")
     console.print(
         "[bold]ponder[/] trains a small recursive network to solve minimal 4x4 Sudokus: one block, applied again and "
-        "again.\nAbout two and a half minutes on two cores; Ctrl-C stops it early and keeps what was learned.\n"
+        "again.\nAbout a minute on two cores; Ctrl-C stops it early and keeps what was learned.\n"
     )
     outcome = train_in(config, FOLDER, Path("data"), here, Limits(seconds=seconds))
     state = "finished" if outcome.finished else f"stopped after {outcome.update} of {outcome.updates} updates"
@@ -52,7 +52,7 @@ def main(seconds: float) -> None:
     console.print(f"\n{end}\n")
     console.print(
         "[bold]Next[/]\n"
-        "  ponder train sudoku-6x6-mini               a harder board, ten minutes\n"
+        "  ponder train sudoku-6x6-mini --model ponder-mlp     a harder board, under ten minutes\n"
         "  ponder train sudoku-mini --model trm       the same puzzles, another published recipe\n"
         "  ponder train sudoku-mini --model.gate false --out runs/no-gate     change one factor\n"
         "  ponder data show maze-mini --split test    look at another domain\n"

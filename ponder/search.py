@@ -1,30 +1,56 @@
 """Verified search (beyond the paper): noisy restarts of one puzzle in parallel, until the checker accepts an answer.
 
-Checking an answer is cheaper than finding it, so a model that is right sometimes becomes one that is right nearly always,
-at a price that is reported: ACT steps, summed over all restarts.
+Checking an answer is cheaper than finding it, so that a model that is right sometimes becomes one that is right nearly
+always, at a price that is reported: ACT steps, summed over all restarts.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+import argparse
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
 
 from ponder import rng
 from ponder.domains.base import Bools, Domain, Ints, Tokens
 from ponder.engine import SLOTS, Checker, Engine, Floats, Full, Seen
 from ponder.errors import UserError
+from ponder.evaluate import Judge, share
 from ponder.model.reasoner import Reasoner
+from ponder.policy import Subject, add_subject, percent, read_subject, unverifiable, write_result
 
 Select = Literal["checker", "confidence"]
 
 SEARCH = 101
 """What these random numbers are for, beside the uses that ponder/rng.py lists."""
 NOISE = 0.05
-SOLVERS = {
-    "life": "its checker computes the answer, so that nothing would be found that was not known",
-    "joint": "some of its puzzles are Life, whose checker computes the answer",
-}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
+
+    restarts: int
+    steps: int
+    noise: float = NOISE
+    seed: int = 0
+    select: Select = "checker"
+
+    def __post_init__(self) -> None:
+        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
+            if value < 1:
+                raise UserError(f"{name} {value} is too small: give at least 1")
+        if self.restarts > 1 and self.noise <= 0:
+            raise UserError(f"noise {self.noise:g} would make all restarts the same: give a positive rate")
+
+    @property
+    def total(self) -> int:
+        return self.restarts * self.steps
 
 
 @dataclass(frozen=True)
@@ -44,15 +70,6 @@ class Found:
     """ACT steps of all restarts together."""
 
 
-def searchable(domain: Domain, select: Select) -> None:
-    """Refuse domains in which a checker that accepts proves nothing, or where there is none."""
-    if select == "confidence":
-        return
-    why = SOLVERS.get(domain.name) or ("" if domain.checkable else "it has no checker")
-    if why:
-        raise UserError(f"no verified search in {domain.name}: {why}; use --select confidence")
-
-
 def restart_keys(seed: int, numbers: Ints, restarts: int) -> Ints:
     """[n, restarts] the keys of the noise: a function of (seed, number of the puzzle, restart)."""
     start = torch.full((len(numbers), restarts), seed, dtype=torch.int64)
@@ -65,31 +82,31 @@ def search(
     model: Reasoner,
     domain: Domain,
     inputs: Tokens,
-    restarts: int,
-    steps: int,
-    noise: float = NOISE,
-    seed: int = 0,
-    select: Select = "checker",
+    plan: Plan,
+    task_ids: Ints | None = None,
     numbers: Ints | None = None,
     slots: int = SLOTS,
+    precision: str = "float32",
 ) -> Found:
-    """Run `restarts` trajectories of each puzzle side by side, the first without noise, for at most `steps` steps.
+    """All restarts of a puzzle side by side, the first without noise.
 
-    By checker: all restarts of a puzzle end at the step at which one is accepted (several at once: the lowest); a puzzle
-    with none keeps the last answer of restart 0. By confidence: all run to the end, and the answer is the one of which
-    the halting head was most confident, over all restarts and steps.
+    `numbers` name the puzzles, so that the noise of one does not depend on which others are searched.
+
+    By checker: all restarts of a puzzle end at the step at which one is accepted (several at once: the lowest); without
+    any, the last answer of restart 0 stays. By confidence: all run to the end, and the answer is the one of which the
+    halting head was most confident, over all restarts and steps.
     """
-    searchable(domain, select)
-    if restarts < 1:
-        raise UserError(f"restarts {restarts} is too small: give at least 1")
-    if restarts > 1 and noise <= 0:
-        raise UserError(f"noise {noise:g} would make all restarts the same: give a positive rate")
-    count, room = len(inputs), max(1, slots // restarts)
-    keys = restart_keys(seed, np.arange(count) if numbers is None else numbers, restarts)
-    policy = Checker() if select == "checker" else Full()
-    sides = [_Side(Engine(model, domain, room, policy, steps), 0, 1)]
-    if restarts > 1:
-        sides.append(_Side(Engine(model, domain, room * (restarts - 1), policy, steps, noise), 1, restarts - 1))
+    if plan.select == "checker" and (why := unverifiable(domain)):
+        raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
+    count, room = len(inputs), max(1, slots // plan.restarts)
+    task_ids = np.zeros(count, dtype=np.int64) if task_ids is None else task_ids
+    keys = restart_keys(plan.seed, np.arange(count) if numbers is None else numbers, plan.restarts)
+    policy = Checker() if plan.select == "checker" else Full()
+    sides = [
+        _Side(Engine(model, domain, room * width, policy, plan.steps, noise, precision), first, width)
+        for first, width, noise in ((0, 1, 0.0), (1, plan.restarts - 1, plan.noise))
+        if width
+    ]
     out = Found(
         answers=np.zeros_like(inputs),
         restart=np.zeros(count, dtype=np.int64),
@@ -102,16 +119,18 @@ def search(
     while not ended.all():
         while entered < count and entered - ended.sum() < room:
             for side in sides:
-                side.admit(inputs[entered], keys[entered])
+                side.admit(inputs[entered], int(task_ids[entered]), keys[entered])
             entered += 1
         for side in sides:
             seen, _ = side.engine.advance()
             for restart in range(side.first, side.first + side.width):
-                _choose(out, seen, side, restart, select)
-        out.compute[:entered][~ended[:entered]] += restarts
-        ended[:entered] = out.accepted[:entered] | (out.compute[:entered] >= restarts * sides[0].engine.budget)
+                _choose(out, seen, side, restart, plan.select)
+        inside = np.flatnonzero(~ended[:entered])
+        out.compute[inside] += plan.restarts
+        over = inside[out.accepted[inside] | (out.compute[inside] == plan.restarts * sides[0].engine.budget)]
         for side in sides:
-            side.leave(np.flatnonzero(ended[:entered]))
+            side.leave(over)
+        ended[over] = True
     return out
 
 
@@ -123,9 +142,9 @@ class _Side:
     first: int
     width: int
 
-    def admit(self, puzzle: Tokens, keys: Ints) -> None:
+    def admit(self, puzzle: Tokens, task_id: int, keys: Ints) -> None:
         for restart in range(self.first, self.first + self.width):
-            self.engine.admit(puzzle, key=int(keys[restart]))
+            self.engine.admit(puzzle, task_id, int(keys[restart]))
 
     def leave(self, puzzles: Ints) -> None:
         self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
@@ -149,3 +168,152 @@ def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: Select) -
         seen.q_halt[rows],
     )
     out.restart[puzzles] = restart
+
+
+# Breadth against depth ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What `restarts` trajectories of at most `steps` steps gave, and what they took."""
+
+    restarts: int
+    steps: int
+    total: int
+    exact: dict[str, float]
+    valid: dict[str, float]
+    mean_compute: float
+    """ACT steps of a puzzle over all its restarts."""
+    max_compute: int
+
+
+@dataclass(frozen=True)
+class Report:
+    about: dict[str, Any]
+    plan: Plan
+    plain: Cell
+    """The main protocol: one trajectory, the answer at the last step."""
+    found: Cell
+    table: list[Cell]
+    """The same compute at most, spent on breadth or on depth."""
+
+    def data(self) -> dict[str, Any]:
+        rule = {
+            "checker": "all restarts of a puzzle end at the first step at which the checker accepts an answer",
+            "confidence": "all restarts run to the end; the answer is the one with the highest halting logit",
+        }[self.plan.select]
+        protocol = f"Restart 0 has no noise, the others have state noise; {rule}. Compute: ACT steps of all restarts."
+        return {"protocol": protocol, **self.about, **{k: v for k, v in asdict(self).items() if k != "about"}}
+
+
+def breadths(restarts: int) -> list[int]:
+    """1, 2, 4, ... and the number asked for."""
+    return sorted({2**k for k in range(restarts.bit_length())} | {restarts})
+
+
+def report(what: Subject, plan: Plan, totals: Sequence[int] | None = None, slots: int = SLOTS) -> Report:
+    """The plain run, the search, and every split of each total (default: the plain budget and the search's)."""
+    batch = what.batch
+    rest: dict[str, Any] = {"slots": slots, "precision": what.precision}
+    judge = Judge(what.domain, batch.inputs, batch.labels)
+
+    def cell(p: Plan, answers: Tokens, compute: Ints) -> Cell:
+        exact, valid = (share(right.mean(), len(compute)) for right in judge(answers)[:2])
+        return Cell(p.restarts, p.steps, p.total, exact, valid, float(compute.mean()), int(compute.max()))
+
+    def searched(p: Plan) -> Cell:
+        found = search(what.model, what.domain, batch.inputs, p, batch.task_ids, what.index, **rest)
+        return cell(p, found.answers, found.compute)
+
+    cells = {plan: searched(plan)}
+    for total in sorted({plan.steps, plan.total} if totals is None else totals):
+        for restarts in breadths(plan.restarts):
+            split = replace(plan, restarts=restarts, steps=max(1, total // restarts))
+            if split.total <= total and split not in cells:
+                cells[split] = searched(split)
+    plain = Engine(what.model, what.domain, policy=Full(), budget=plan.steps, **rest).run(batch.inputs, batch.task_ids)
+    table = sorted(cells.values(), key=lambda c: (c.total, c.restarts))
+    return Report(what.about(), plan, cell(replace(plan, restarts=1), plain.answers, plain.steps), cells[plan], table)
+
+
+# Showing --------------------------------------------------------------------------------------------------------------
+
+
+def print_report(r: Report, console: Console) -> None:
+    console.print(
+        f"{r.about['checkpoint']['name']} on {r.about['split']}, n {r.about['n']}, 95% intervals; noise "
+        f"{r.plan.noise:g}, seed {r.plan.seed}, answers selected by {r.plan.select}"
+    )
+    budget = r.plain.total
+    console.print(f"plain, {budget} steps:    valid {percent(r.plain.valid)}, exact {percent(r.plain.exact)}")
+    console.print(
+        f"search, {r.found.restarts} x {r.found.steps} steps: valid {percent(r.found.valid)}, exact "
+        f"{percent(r.found.exact)}\n  took {r.found.mean_compute:.1f} ACT steps a puzzle on average "
+        f"({r.found.mean_compute / budget:.2f} of the plain budget), {r.found.max_compute} at most "
+        f"({r.found.max_compute / budget:.2f})"
+    )
+    table = Table(title="breadth against depth at equal compute", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for column in ("at most", "restarts x steps", "valid", "exact", "steps used", "of plain"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for c in r.table:
+        used = (f"{c.mean_compute:.1f}", f"{c.mean_compute / budget:.2f}")
+        table.add_row(f"{c.total}", f"{c.restarts} x {c.steps}", percent(c.valid), percent(c.exact), *used)
+    console.print(table)
+
+
+def draw_search(said: dict[str, Any], path: Path) -> None:
+    """Accuracy against the compute that was used, from what search.json says."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
+    for total in sorted({c["total"] for c in said["table"]}):
+        cells = [c for c in said["table"] if c["total"] == total]
+        points = np.array(
+            [[c["mean_compute"], *(100 * c["valid"][k] for k in ("value", "low", "high"))] for c in cells]
+        )
+        spread = [points[:, 1] - points[:, 2], points[:, 3] - points[:, 1]]
+        axis.errorbar(points[:, 0], points[:, 1], spread, fmt="o-", capsize=3, label=f"at most {total} steps")
+        for c, (x, y, *_) in zip(cells, points, strict=True):
+            at = {"xytext": (4, -10), "textcoords": "offset points", "fontsize": 7}
+            axis.annotate(f"{c['restarts']}x{c['steps']}", (x, y), **at)
+    plain = said["plain"]
+    axis.plot(plain["mean_compute"], 100 * plain["valid"]["value"], "kD", label=f"plain, {plain['steps']} steps")
+    axis.set(xscale="log", xlabel="ACT steps of a puzzle, all restarts together, mean", ylabel="valid answers, %")
+    title = (
+        f"{said['checkpoint']['name']} on {said['split']}, n {said['n']}: restarts x steps, by {said['plan']['select']}"
+    )
+    axis.set_title(title)
+    axis.grid(alpha=0.25)
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="ponder search",
+        description="Noisy restarts of each puzzle in parallel until the checker accepts an answer.",
+        epilog="For Sudoku, Maze and Arithmetic. With --select confidence no checker is used: all restarts run to the "
+        "end and the most confident answer counts.",
+    )
+    add_subject(parser)
+    parser.add_argument("--restarts", type=int, default=8, metavar="R")
+    parser.add_argument("--steps", type=int, metavar="T", help="ACT steps of a restart (default: the training budget)")
+    parser.add_argument("--noise", type=float, default=NOISE, metavar="ETA", help="per element, relative to the norm")
+    parser.add_argument("--select", choices=("checker", "confidence"), default="checker")
+    parser.add_argument("--totals", type=int, nargs="+", metavar="N", help="compute to split into breadth and depth")
+    parser.add_argument("--seed", type=int, default=0)
+    known = parser.parse_args(args)
+    what = read_subject(known)
+    steps = what.model.config.max_steps if known.steps is None else known.steps
+    plan = Plan(known.restarts, steps, known.noise, known.seed, known.select)
+    out = report(what, plan, known.totals, known.slots)
+    console = Console(highlight=False)
+    print_report(out, console)
+    said = out.data()
+    picture = write_result(known, what, "search", said)
+    draw_search(said, picture)
+    console.print(f"wrote {picture.with_suffix('.json')} and {picture.name}")

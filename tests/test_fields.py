@@ -7,14 +7,10 @@ import pytest
 from pydantic import BaseModel
 
 import ponder
-from ponder.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from ponder.config import Config, EvalConfig, ModelConfig, TrainConfig
+from ponder.domains import DOMAINS
 
-SECTIONS: dict[str, type[BaseModel]] = {
-    "model": ModelConfig,
-    "train": TrainConfig,
-    "eval": EvalConfig,
-    "data": DataConfig,
-}
+SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
 
 
 def _last(node: ast.expr) -> str | None:
@@ -24,30 +20,30 @@ def _last(node: ast.expr) -> str | None:
     return node.id if isinstance(node, ast.Name) else None
 
 
+def _assigned(tree: ast.AST) -> list[tuple[str, ast.expr]]:
+    """(name, value) of every assignment, those of tuples one by one."""
+    out = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        target, value = node.targets[0], node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            out += [(str(_last(t)), v) for t, v in zip(target.elts, value.elts, strict=False)]
+        else:
+            out.append((str(_last(target)), value))
+    return out
+
+
 def reads(source: str, section: str, cls: str) -> set[str]:
     """Attributes read from what is a configuration of that section, by annotation, assignment or name."""
     tree = ast.parse(source)
-    names = {section}
+    names = {section, "config"} if cls == "ModelConfig" else {section}  # `config` is a Reasoner's own
     for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.arg | ast.AnnAssign)
-            and node.annotation is not None
-            and cls in ast.unparse(node.annotation)
-        ):
-            names.add(node.arg if isinstance(node, ast.arg) else str(_last(node.target)))
-        if isinstance(node, ast.Assign):
-            targets = node.targets[0]
-            pairs = (
-                zip(targets.elts, node.value.elts, strict=False)
-                if isinstance(targets, ast.Tuple) and isinstance(node.value, ast.Tuple)
-                else [(targets, node.value)]
-            )
-            for target, value in pairs:
-                made = isinstance(value, ast.Call) and _last(value.func) == cls
-                if (isinstance(value, ast.Attribute) and value.attr == section) or made:
-                    names.add(str(_last(target)))
-    if cls == "ModelConfig":
-        names.add("config")  # a Reasoner's own
+        if isinstance(node, ast.arg) and node.annotation is not None and cls in ast.unparse(node.annotation):
+            names.add(node.arg)
+    assigned = _assigned(tree)
+    while more := {n for n, value in assigned if isinstance(value, ast.expr) and _last(value) in names} - names:
+        names |= more
     return {
         node.attr
         for node in ast.walk(tree)
@@ -70,13 +66,21 @@ def test_every_field_is_read_somewhere(section: str) -> None:
 
 def test_the_sections_are_all_there() -> None:
     nested = {name for name, field in Config.model_fields.items() if isinstance(field.annotation, type(BaseModel))}
-    assert nested == set(SECTIONS)
+    assert nested == {*SECTIONS, "data"}
+
+
+@pytest.mark.parametrize("domain", DOMAINS)
+def test_every_parameter_of_a_domain_is_read_somewhere(domain: str) -> None:
+    cls = DOMAINS[domain].Params
+    unread = set(cls.model_fields) - everywhere("params", cls.__name__)
+    assert not unread, f"{cls.__name__} has fields that nothing in ponder/ reads: {sorted(unread)}"
 
 
 def test_the_scan_tells_reading_from_not_reading() -> None:
     source = """
 def f(config: TrainConfig, other):
     t, m = whole.train, whole.model
-    config.lr; t.clip; x.train.ema; other.warmup; config.beta1 = 3
+    again = t
+    config.lr; t.clip; x.train.ema; again.batch; other.warmup; config.beta1 = 3; m.width
 """
-    assert reads(source, "train", "TrainConfig") == {"lr", "clip", "ema"}
+    assert reads(source, "train", "TrainConfig") == {"lr", "clip", "ema", "batch"}

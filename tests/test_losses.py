@@ -29,6 +29,18 @@ def test_stablemax_gradient_agrees_with_float64() -> None:
     assert (logits.grad.double() - double.grad).abs().max() < 1e-6
 
 
+def test_stablemax_gradient_where_its_halves_meet() -> None:
+    """At exactly 0 and exactly 1, which bfloat16 logits often are, by differences in float64."""
+    values = torch.tensor([[1.0, 0.0, -1.0, 2.0, -3.0]])
+    for picked in range(5):
+        logits = values.clone().requires_grad_()
+        log_stablemax(logits)[0, picked].backward()
+        step = 1e-5 * torch.eye(5, dtype=torch.float64)
+        differences = (oracle(values + step)[:, picked] - oracle(values - step)[:, picked]) / 2e-5
+        assert logits.grad is not None
+        assert (logits.grad[0] - differences).abs().max() < 1e-4
+
+
 def test_unsupervised_positions_do_not_count() -> None:
     torch.manual_seed(1)
     logits, labels = torch.randn(3, 5, 7), torch.randint(1, 7, (3, 5))

@@ -271,11 +271,11 @@ def test_every_model_trains(model: str, dataset: Dataset, data_dir: Path, tmp_pa
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_helps(
     dataset: Dataset, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import ponder.train as training
+    from ponder import losses
 
     run(tiny(), tmp_path / "r", data_dir, Limits(updates=4))
-    real = training.losses.log_stablemax
-    monkeypatch.setattr(training.losses, "log_stablemax", lambda x: real(x) * float("nan"))
+    real = losses.log_stablemax
+    monkeypatch.setattr(losses, "log_stablemax", lambda x: real(x) * float("nan"))
     with pytest.raises(
         UserError, match=r"not finite at update 5; the last good checkpoint is .*u000000004.*--train\.lr"
     ):
