@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ponder.evaluate import wilson
+from ponder.evaluate import share
 from ponder.metrics import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- mini results: benchmarks/mini.py report -->", "<!-- end of mi
 
 
 def store(run: Path) -> None:
-    """Keep what a run's log says: the curve of each split, and the full evaluation of its chosen checkpoint if there is one."""
+    """Keep what a run's log says: the curve of each split, and what it was run with."""
     result = json.loads((run / "result.json").read_text())
     evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
     config = result["config"]
@@ -46,8 +46,6 @@ def store(run: Path) -> None:
             for row in evals
         ],
     }
-    if (run / "eval" / "eval.json").is_file():
-        kept["eval"] = json.loads((run / "eval" / "eval.json").read_text())
     STORED.mkdir(parents=True, exist_ok=True)
     (STORED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
     print(f"stored {STORED / name}.json")
@@ -63,17 +61,18 @@ def reached(curve: list[dict[str, Any]], split: str, level: float) -> str:
 
 def table(stored: list[dict[str, Any]]) -> list[str]:
     lines = [
-        "| preset | split | valid at the end | 95% interval | exact | n | training | 95% valid after |",
-        "|---|---|---|---|---|---|---|---|",
+        "| preset | model | split | valid at the end | 95% interval | exact | n | training | 95% valid after |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for run in stored:
         last = run["curve"][-1]
         for split, n in run["n"].items():
-            score = last[split]
-            low, high = wilson(round(score["valid"] * n), n)
+            score, interval = last[split], share(last[split]["valid"], n)
+            training = f"{run['seconds']:.0f} s, {run['updates']} updates"
             lines.append(
-                f"| {run['preset']} | {split} | {score['valid']:.1%} | {low:.1%}–{high:.1%} | {score['exact']:.1%} | {n} | "
-                f"{run['seconds']:.0f} s, {run['updates']} updates | {reached(run['curve'], split, 0.95)} |"
+                f"| {run['preset']} | {run['model']} | {split} | {score['valid']:.1%} | {interval['low']:.1%}–"
+                f"{interval['high']:.1%} | {score['exact']:.1%} | {n} | {training} | "
+                f"{reached(run['curve'], split, 0.95)} |"
             )
     return lines
 
@@ -84,8 +83,8 @@ def report() -> None:
     intro = [
         "# Mini presets: learning curves",
         "",
-        "Made by `python benchmarks/mini.py report` from `results/mini/`. EMA weights at the full ACT budget, held-out examples, "
-        "one seed each; seconds are wall-clock on the cores named in each file.",
+        "Made by `python benchmarks/mini.py report` from `results/mini/`. EMA weights at the full ACT budget, held-out "
+        "examples, one seed each; seconds are wall-clock on the cores named in each file.",
         "",
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]))
@@ -111,7 +110,9 @@ def draw(stored: list[dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.6 * rows), layout="constrained", squeeze=False)
     for axis, run in zip(axes.flat, stored, strict=False):
         for split in run["n"]:
-            axis.plot([p["seconds"] for p in run["curve"]], [100 * p[split]["valid"] for p in run["curve"]], label=split)
+            axis.plot(
+                [p["seconds"] for p in run["curve"]], [100 * p[split]["valid"] for p in run["curve"]], label=split
+            )
         axis.axhline(95, color="0.6", linewidth=0.8, linestyle="--")
         axis.set(title=run["preset"], xlabel="seconds of training", ylabel="valid, %", ylim=(-2, 102))
         axis.grid(alpha=0.25)

@@ -35,8 +35,12 @@ class Checkpoint:
 def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.safetensors"
-    save_file({k: v.detach().contiguous() for k, v in tensors.items()}, file)
-    _to_disk(file)
+    try:
+        save_file({k: v.detach().contiguous() for k, v in tensors.items()}, file)
+        _to_disk(file)
+    except (OSError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"cannot write {file} ({reason}): is the disk full? Checkpoints before it are whole") from None
 
 
 def aside(target: Path) -> Path:

@@ -47,6 +47,8 @@ def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress =
         splits = domain.build(config.seed, workers, progress)
         _write(aside, config, domain, splits, progress)
         aside.chmod(0o755)
+        if (path / MANIFEST).is_file():
+            return path  # another process was faster; its bytes are the same
         if path.exists():
             shutil.rmtree(path)  # no manifest: a leftover that was never a dataset
         aside.rename(path)

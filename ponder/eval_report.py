@@ -124,6 +124,11 @@ class Plan:
 
 def run(asked: Asked, here: Runtime, progress: Progress = silent) -> Path:
     """Evaluate, and write the folder; returns it. Ranks share the work, the first one writes."""
+    with torch.random.fork_rng(devices=[]):  # opening a model draws weights before it loads them
+        return _run(asked, here, progress)
+
+
+def _run(asked: Asked, here: Runtime, progress: Progress) -> Path:
     opened = open_weights(asked.checkpoint, "online" if asked.weights == "online" else "ema", here.device)
     plan = make_plan(asked, opened, here, progress)
     out = asked.out or default_folder(opened)

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
 from ponder.domains.arithmetic import Arithmetic
 from ponder.domains.base import Domain, Json, Tokens
@@ -84,20 +85,30 @@ def _marked(text: str, mark: re.Match[str]) -> Iterator[str]:
     if fenced:
         yield fenced.group(2)
         return
+    lines = rest.split("\n")
     yield rest
+    yield "\n".join(takewhile(_no_prose, lines))
     yield re.split(r"\n[ \t]*\n", rest, maxsplit=1)[0]
-    yield rest.partition("\n")[0]
+    yield lines[0]
     if later := FENCE.search(rest):
         yield later.group(2)
 
 
 def _unmarked(text: str) -> Iterator[str]:
+    """What stands at the end, before what stands elsewhere: the puzzle itself may have been repeated first."""
     end = text[-LONGEST:]
-    yield end
+    lines = end.split("\n")
+    yield "\n".join([*takewhile(_no_prose, reversed(lines))][::-1])
     if fences := FENCE.findall(end):
         yield fences[-1][1]
     yield re.split(r"\n[ \t]*\n", end)[-1]
-    yield end.rpartition("\n")[2]
+    yield lines[-1]
+    yield end
+
+
+def _no_prose(line: str) -> bool:
+    """Whether a line may be cells alone: no letter but those that stand for cells, and no fence."""
+    return not FENCE_LINE.match(line) and not re.search(r"[^\W\d_SGoOxX]", ROW_LABEL.sub("", line))
 
 
 def _in_braces(text: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -21,6 +20,7 @@ from ponder.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Stab
 from ponder.errors import UserError
 from ponder.eval_arc import arranged_table
 from ponder.eval_report import choose_data, default_folder
+from ponder.eval_show import interval
 from ponder.evaluate import Z95, Judge, chosen_examples, share
 from ponder.infer import Opened, open_weights
 from ponder.model.reasoner import Reasoner
@@ -199,24 +199,21 @@ def paired(a: Bools, b: Bools) -> dict[str, float]:
 # Showing --------------------------------------------------------------------------------------------------------------
 
 
-def percent(measured: dict[str, float]) -> str:
-    return f"{measured['value']:.1%} ({100 * measured['low']:.1f}-{100 * measured['high']:.1f})"
-
-
 def print_comparison(comparison: Comparison, console: Console) -> None:
     about = comparison.about
     title = (
         f"{about['checkpoint']['name']} on {about['split']}, n {about['n']}, budget {comparison.budget} steps "
-        f"(trained with {comparison.training_budget}); 95% intervals"
+        f"(trained with {comparison.training_budget})"
     )
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
     table.add_column("policy", no_wrap=True)
-    for column in ("exact", "valid", "mean steps", "max", "layers", "MFLOP", "puzzles/s"):
+    for column in ("exact %", "valid %", "steps", "max", "layers", "MFLOP", "a second"):
         table.add_column(column, justify="right", no_wrap=True)
     for r in comparison.results:
         cells = (f"{r.mean_steps:.2f}", f"{r.max_steps}", f"{r.applications:.1f}", f"{r.flops / 1e6:.4g}")
-        table.add_row(r.policy, percent(r.exact), percent(r.valid), *cells, f"{r.per_second:.4g}")
+        table.add_row(r.policy, interval(r.exact), interval(r.valid), *cells, f"{r.per_second:.4g}")
     console.print(table)
+    console.print("[dim]with 95% intervals; steps, layer applications and FLOP: mean of an answer[/]")
 
 
 def draw_policies(said: dict[str, Any], path: Path) -> None:

@@ -49,10 +49,10 @@ def train_in(
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration)."""
     if here.main:
         open_folder(folder, config)
-        dataset_path = _built(config, data_dir, quiet)
+    if here.local_rank == 0:  # once on each node: they may share a disk or not
+        _built(config, data_dir, quiet or not here.main)
     here.barrier()
-    if not here.main:
-        dataset_path = data.folder_for(data_dir, config.data)
+    dataset_path = data.folder_for(data_dir, config.data)
     dataset = data.Dataset.open(dataset_path)
     if here.main:
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}

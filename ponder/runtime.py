@@ -21,6 +21,8 @@ class Runtime:
     device: torch.device
     rank: int = 0
     world: int = 1
+    local_rank: int = 0
+    """This process's number on its own node."""
 
     @property
     def main(self) -> bool:
@@ -90,7 +92,7 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
         if deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
-    return Runtime(chosen, rank, world)
+    return Runtime(chosen, rank, world, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def reuse_memory() -> None:

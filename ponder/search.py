@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -20,9 +19,10 @@ from ponder import rng
 from ponder.domains.base import Bools, Domain, Ints, Tokens
 from ponder.engine import SLOTS, Checker, Engine, Floats, Full, Seen
 from ponder.errors import UserError
+from ponder.eval_show import interval
 from ponder.evaluate import Judge, share
 from ponder.model.reasoner import Reasoner
-from ponder.policy import Subject, add_subject, percent, read_subject, unverifiable, write_result
+from ponder.policy import Subject, add_subject, read_subject, unverifiable, write_result
 
 Select = Literal["checker", "confidence"]
 
@@ -240,25 +240,36 @@ def report(what: Subject, plan: Plan, totals: Sequence[int] | None = None, slots
 
 
 def print_report(r: Report, console: Console) -> None:
-    console.print(
-        f"{r.about['checkpoint']['name']} on {r.about['split']}, n {r.about['n']}, 95% intervals; noise "
-        f"{r.plan.noise:g}, seed {r.plan.seed}, answers selected by {r.plan.select}"
+    about, plan, found, budget = r.about, r.plan, r.found, r.plain.total
+    console.print(f"[bold]{about['checkpoint']['name']}[/] on {about['split']}, n {about['n']}")
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for column in ("", "valid %", "exact %", "mean steps", "of plain", "max"):
+        table.add_column(column, justify="right" if column else "left", no_wrap=True)
+    wide = f"search, {found.restarts} x {found.steps} steps, noise {plan.noise:g}"
+    for name, c in ((f"plain, {budget} steps", r.plain), (wide, found)):
+        table.add_row(name, *_cells(c, budget), f"{c.max_compute}")
+    console.print(table)
+    table = Table(
+        title="\nbreadth against depth at equal compute",
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1),
+        pad_edge=False,
     )
-    budget = r.plain.total
-    console.print(f"plain, {budget} steps:    valid {percent(r.plain.valid)}, exact {percent(r.plain.exact)}")
-    console.print(
-        f"search, {r.found.restarts} x {r.found.steps} steps: valid {percent(r.found.valid)}, exact "
-        f"{percent(r.found.exact)}\n  took {r.found.mean_compute:.1f} ACT steps a puzzle on average "
-        f"({r.found.mean_compute / budget:.2f} of the plain budget), {r.found.max_compute} at most "
-        f"({r.found.max_compute / budget:.2f})"
-    )
-    table = Table(title="breadth against depth at equal compute", title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
-    for column in ("at most", "restarts x steps", "valid", "exact", "steps used", "of plain"):
+    for column in ("at most", "restarts x steps", "valid %", "exact %", "mean steps", "of plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for c in r.table:
-        used = (f"{c.mean_compute:.1f}", f"{c.mean_compute / budget:.2f}")
-        table.add_row(f"{c.total}", f"{c.restarts} x {c.steps}", percent(c.valid), percent(c.exact), *used)
+        table.add_row(f"{c.total}", f"{c.restarts} x {c.steps}", *_cells(c, budget))
     console.print(table)
+    console.print(
+        f"[dim]with 95% intervals; answers selected by {plan.select}, seed {plan.seed}; steps: ACT steps of a puzzle, "
+        f"all its restarts together[/]"
+    )
+
+
+def _cells(c: Cell, budget: int) -> tuple[str, ...]:
+    return interval(c.valid), interval(c.exact), f"{c.mean_compute:.1f}", f"{c.mean_compute / budget:.2f}"
 
 
 def draw_search(said: dict[str, Any], path: Path) -> None:

@@ -31,6 +31,9 @@ class Plain:
 
     def begin(self, config: Config, updates: int, done: int) -> None:
         start = f", resuming after update {done}" if done else ""
+        physical = config.train.batch // config.train.accumulate
+        if config.train.accumulate > 1:
+            start = f" (physical batch {physical}, {config.train.accumulation} accumulation){start}"
         print(
             f"training {config.model.name} on {config.preset}: {updates} updates of {config.train.batch}{start}",
             flush=True,

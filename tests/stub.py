@@ -16,8 +16,8 @@ NEVER = 10**6
 class Stub(nn.Module):
     """Has the interface of a Reasoner. Puzzle i is right from step `first[i]` on, and before that wrong in one cell.
 
-    With noise, a trajectory is right from a step on that its key alone decides (`wake`). The state of a slot counts what
-    it has seen of its puzzle, so that a state that ends up with another puzzle is noticed at once.
+    With noise, a trajectory is right from a step on that its key alone decides (`wake`). The state of a slot counts
+    what it has seen of its puzzle, so that a state that ends up with another puzzle is noticed at once.
     """
 
     def __init__(self, inputs: Tokens, labels: Tokens, first: Ints, vocab: int) -> None:
@@ -43,8 +43,8 @@ class Stub(nn.Module):
         step = carry.steps + 1
         right = step >= (self.wake(carry.key) if noise else self.first[which])
         answer = self.labels[which].clone()
-        # The wrong cell moves at every third step only: some wrong answers are stable for a while.
-        cell = (which + step // 3) % self.tokens
+        # The wrong cell moves at every first, second or third step: some wrong answers are stable for a while.
+        cell = (which + step // (1 + which % 3)) % self.tokens
         spot = torch.arange(len(which))
         answer[spot, cell] = torch.where(right, answer[spot, cell], 1)
         # Confident where right, except that every fifth puzzle is sure of itself from the start.
