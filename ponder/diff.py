@@ -101,12 +101,12 @@ def _compare_split(split: str, a: Evaluation, b: Evaluation) -> list[Difference]
     records_a, records_b = records_a.at(at_a), records_b.at(at_b)
     rows = []
     for measure, way in SHOWN:
-        name = measure if way == "final" else f"{measure}, {way}"
+        name = measure if way == "final" else way
         rows.append(_row(split, name, *(answered(r, measure, way) for r in (records_a, records_b))))
     if "arc" in a.scores[split]:
         for k in (1, 2):
             solved = [_solved(e.scores[split]["arc"]["label_rank"], k) for e in (a, b)]
-            rows.append(_row(split, f"pass@{k}, all test inputs", *solved))
+            rows.append(_row(split, f"pass@{k}", *solved))
     return rows
 
 
@@ -162,7 +162,7 @@ def print_comparison(a: Evaluation, b: Evaluation, console: Console) -> None:
         table.add_row(key, *(str(value) for value in values))
     console.print(table)
     table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for column in ("split", "measure", "n", "A %", "B %", "B - A, points", "95% interval", "only A", "only B"):
+    for column in ("split", "measure", "n", "A %", "B %", "B - A", "95% interval", "only A", "only B"):
         table.add_column(column, justify="left" if column in ("split", "measure") else "right", no_wrap=True)
     for row in rows:
         value, low, high = (100 * row.difference[k] for k in ("value", "low", "high"))
@@ -180,7 +180,8 @@ def print_comparison(a: Evaluation, b: Evaluation, console: Console) -> None:
     console.print(table)
     console.print(
         f"[dim]on the same examples of data {a.result['data']['hash']}, each at its training budget (A "
-        f"{a.result['budget']}, B {b.result['budget']} ACT steps); only A: A right, B wrong[/]"
+        f"{a.result['budget']}, B {b.result['budget']} ACT steps); B - A in points; only A: A right, B wrong; "
+        f"best_full: exact at the most confident step; pass@k: tasks with all test inputs solved[/]"
     )
 
 

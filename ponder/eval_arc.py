@@ -233,8 +233,14 @@ def arranged_table(table: torch.Tensor, folder: Path, dataset: Dataset, splits: 
     for split in splits:
         source = dataset.source(split)
         if isinstance(source, ArcEvaluation):
-            ids = np.unique(source.ids[source.task[source.pair]] + source.number)
-            lacking = [ours[i] for i in ids if ours[i] not in published]
+            ids, first = np.unique(source.ids[source.task[source.pair]] + source.number, return_index=True)
+            names = source.test_names(first)
+            if len(ours) <= ids[-1] or names != [ours[i] for i in ids]:
+                raise UserError(
+                    f"{dataset.path} was built from another {IDENTIFIERS} than the one now in {folder}: delete it and "
+                    f"evaluate again"
+                )
+            lacking = [name for name in names if name not in published]
             if lacking:
                 raise UserError(
                     f"{folder / IDENTIFIERS} does not name {len(lacking)} of the tasks of split {split}, such as "

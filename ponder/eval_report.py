@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -299,9 +300,15 @@ def ood_means(scores: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
     }
 
 
+@cache
+def _cost(model: configuration.ModelConfig, vocab: int, tokens: int) -> cost.Cost:
+    """Takes a second or two; a study evaluates many checkpoints of one model."""
+    return cost.cost(model, vocab, tokens)
+
+
 def cost_by_step(opened: Opened, domain: Domain, steps: int) -> dict[str, Any]:
     """What an answer costs when it is taken after 1, 2, ... steps."""
-    each = cost.cost(opened.model.config, len(domain.vocab), domain.seq_len)
+    each = _cost(opened.model.config, len(domain.vocab), domain.seq_len)
     counts = range(1, steps + 1)
     return {
         "parameters": each.parameters,

@@ -32,53 +32,74 @@ def print_result(result: Mapping[str, Any], console: Console) -> None:
         flops, layers = (result["cost"][key][steps - 1] for key in ("flops", "layer_applications"))
         said = "the training budget" if end == "to_budget" else "all that were run"
         title = f"{steps} ACT steps, {said}: {layers} layer applications, {flops / 1e6:,.1f} MFLOP an answer"
-        console.print(_table(result["scores"], end, title))
+        console.print(f"\n[bold]{title}[/]")
+        console.print(_table(result["scores"], end))
+    if first[ends[0]]["halting"]:
+        title = f"stopping where the halting head says so, at the latest after {first[ends[0]]['steps']} steps"
+        console.print(f"\n[bold]{title}[/]")
+        console.print(_halting_table(result["scores"], ends[0], result["cost"]["flops"][0]))
     for weights, scores in result["scores"].items():
         for split, said in scores.items():
             if "arc" in said:
-                console.print(_arc_table(said["arc"], f"{split}, {weights} weights"))
-                console.print(f"[dim]{said['arc']['protocol']}[/]")
+                console.print(f"\n[bold]ARC, {split}, {weights} weights[/]\n[dim]{said['arc']['protocol']}[/]")
+                console.print(_arc_table(said["arc"]))
 
 
-def _table(scores: Mapping[str, Any], end: str, title: str) -> Table:
-    """Percentages. best: the best single step, chosen on the split itself; any: an oracle chooses the step."""
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
-    table.add_column("split", no_wrap=True)
-    for name in ("n", "exact", "valid", "token", "best_full", "best", "any", "halts at", "exact", "AUROC"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for weights, splits in scores.items():
-        for split, said in splits.items():
-            part = said[end]
-            halting = part.get("halting")
-            best = part["best_step"]["exact"]
-            table.add_row(
-                split if len(scores) == 1 else f"{split} {weights}",
-                f"{said['n']:,}" if "splits" not in said else f"{len(said['splits'])} splits",
-                interval(part["final"]["exact"]),
-                *(percent(part["final"][m]["value"]) for m in ("valid", "token")),
-                percent(part["best_full"]["exact"]["value"]),
-                f"{percent(best['value'])} @{best['step']}",
-                percent(part["any_step"]["exact"]["value"]),
-                *(_halting_cells(halting) if halting else ("", "", "")),
-            )
+def _rows(scores: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """(label, what was measured), the weights named where there are two."""
+    return [
+        (split if len(scores) == 1 else f"{split} {weights}", said)
+        for weights, splits in scores.items()
+        for split, said in splits.items()
+    ]
+
+
+def _columns(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="right" if number else "left", no_wrap=True)
     return table
 
 
-def _halting_cells(halting: Mapping[str, Any]) -> tuple[str, str, str]:
-    known = halting["calibration"]["all_steps"]["auroc"]
-    return (
-        f"{halting['mean_step']:.2f}",
-        percent(halting["exact"]["value"]),
-        "" if known is None else f"{known:.3f}",
-    )
+def _table(scores: Mapping[str, Any], end: str) -> Table:
+    """Percentages. best step: chosen on the split itself; any step: chosen by an oracle for each example."""
+    table = _columns("split", "n", "exact", "valid", "token", "best_full", "best step", "any step")
+    for label, said in _rows(scores):
+        part = said[end]
+        best = part["best_step"]["exact"]
+        table.add_row(
+            label,
+            f"{said['n']:,}",
+            interval(part["final"]["exact"]),
+            *(percent(part["final"][m]["value"]) for m in ("valid", "token")),
+            percent(part["best_full"]["exact"]["value"]),
+            f"{percent(best['value'])} @{best['step']}",
+            percent(part["any_step"]["exact"]["value"]),
+        )
+    return table
 
 
-def _arc_table(arc: Mapping[str, Any], title: str) -> Table:
-    table = Table(title=f"ARC: {title}", title_justify="left", title_style="bold", box=None, padding=(0, 1))
-    table.add_column("", no_wrap=True)
-    for reading in READINGS:
-        for k in ("pass@1", "pass@2"):
-            table.add_column(f"{k}\n{reading.replace('_', ' ')}", justify="right")
+def _halting_table(scores: Mapping[str, Any], end: str, flops: int) -> Table:
+    table = _columns("split", "mean step", "MFLOP", "exact", "valid", "AUROC", "ECE", "Brier")
+    for label, said in _rows(scores):
+        halting = said[end].get("halting")
+        if not halting:
+            continue
+        trust = halting["calibration"]["all_steps"]
+        table.add_row(
+            label,
+            f"{halting['mean_step']:.2f}",
+            f"{halting['mean_step'] * flops / 1e6:,.1f}",
+            interval(halting["exact"]),
+            percent(halting["valid"]["value"]),
+            *("" if trust[key] is None else f"{trust[key]:.3f}" for key in ("auroc", "ece", "brier")),
+        )
+    return table
+
+
+def _arc_table(arc: Mapping[str, Any]) -> Table:
+    names = {"all_test_inputs": "all inputs", "fractional": "fractional"}
+    table = _columns("", *(f"{k}\n{names[reading]}" for reading in READINGS for k in ("pass@1", "pass@2")))
 
     def row(name: str, passes: Mapping[str, Any], cell: Any) -> None:
         table.add_row(name, *(cell(passes[r][k]) for r in READINGS for k in ("pass@1", "pass@2")))
@@ -120,8 +141,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     if result["budget"] <= result["steps"] and result["steps"] > 1:
         axis.axvline(result["budget"], color="0.4", linestyle="--", linewidth=1)
         axis.annotate(
-            "training budget", (result["budget"], 1.0), xycoords=("data", "axes fraction"), xytext=(3, -10),
-            textcoords="offset points", fontsize=8, color="0.35",
+            "training budget", (result["budget"], 0.5), xycoords=("data", "axes fraction"), xytext=(3, 0),
+            textcoords="offset points", rotation=90, va="center", fontsize=8, color="0.35",
         )  # fmt: skip
     dotted = "; dotted: online weights" if len(scores) > 1 else ""
     axis.set(xlabel="ACT steps", ylabel=f"exact, % (95% interval{dotted})", ylim=(-2, 102))

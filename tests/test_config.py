@@ -1,15 +1,10 @@
-"""Configuration: every preset resolves, mistakes are named, nothing in the schema is dead."""
-
-import re
-from pathlib import Path
+"""Configuration: every preset resolves, and mistakes are named."""
 
 import pytest
 
 from ponder import config as configuration
-from ponder.config import Config, EvalConfig, ModelConfig, TrainConfig, from_flat, parse_overrides, resolve
+from ponder.config import from_flat, parse_overrides, resolve
 from ponder.errors import UserError
-
-ROOT = Path(configuration.__file__).parent
 
 
 @pytest.mark.parametrize("preset", configuration.preset_names())
@@ -77,13 +72,3 @@ def test_the_key_ignores_labels_and_notices_the_rest() -> None:
     same = resolve("sudoku-mini", None, {"train": {"data_workers": 2}})
     other = resolve("sudoku-mini", None, {"train": {"lr": 0.1}})
     assert base.key() == same.key() != other.key()
-
-
-def test_every_field_is_read_somewhere() -> None:
-    """A configuration key that nothing reads misleads whoever sets it."""
-    source = "\n".join(p.read_text() for p in ROOT.rglob("*.py") if p.name != "config.py")
-    own = (ROOT / "config.py").read_text()
-    for cls in (ModelConfig, TrainConfig, EvalConfig, Config):
-        for field in cls.model_fields:
-            read = re.search(rf"\.{field}\b", source) or re.search(rf"self\.{field}\b", own)
-            assert read, f"{cls.__name__}.{field} is read by nothing"

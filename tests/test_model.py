@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from ponder.config import ModelConfig
+from ponder.model import reasoner
 from ponder.model.interop import load_official, trajectory
 from ponder.model.reasoner import Carry, Reasoner
-from ponder.model.recurrence import States, Update
+from ponder.model.recurrence import Parts, Recurred, States, Update, recur
 from tests import golden, naive
 from tests.models import PRESETS, TOKENS, VOCAB, advance, apart, batch, build, gradients, preset, small
 
@@ -348,14 +349,25 @@ def test_alpha_is_one_half_on_average_at_initialisation() -> None:
     assert float(alpha.std()) > 0.001  # it looks at its input
 
 
-def test_z_h_is_normalised_after_each_cycle() -> None:
-    b = batch()
+def test_states_are_normalised_after_each_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
+    b, ones = batch(), torch.ones(3, 1 + TOKENS)
+    posts = []
+
+    def spy(parts: Parts, *rest: Any) -> Recurred:
+        posts.append(parts.post)
+        return recur(parts, *rest)
+
+    monkeypatch.setattr(reasoner, "recur", spy)
     normed, plain = advance(build(small()).eval(), b), advance(build(small(post_norm=False)).eval(), b)
     for state in (normed.carry.states.h, normed.carry.states.l):
         assert state is not None
-        torch.testing.assert_close(state.square().mean(dim=-1), torch.ones(3, 1 + TOKENS), rtol=1e-3, atol=0)
+        torch.testing.assert_close(state.square().mean(dim=-1), ones, rtol=1e-3, atol=0)
     assert plain.carry.states.l is not None
     assert (plain.carry.states.l.square().mean(dim=-1) - 1).abs().max() > 0.01
+    # A block ends in a norm of its own, so that of z_H shows only on something else.
+    z = 3 * torch.randn(3, 1 + TOKENS, 16)
+    torch.testing.assert_close(posts[0](z), naive.norm(z))
+    assert torch.equal(posts[1](z), z)
 
 
 # ponder with TRM's switches -------------------------------------------------------------------------------------------

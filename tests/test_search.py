@@ -24,7 +24,7 @@ from ponder.train import Limits
 from tests.conftest import tiny
 from tests.stub import NEVER, Stub, solved
 
-N = 40
+N, ETA = 40, 0.1
 FIRST = np.where(np.arange(N) % 3 == 0, NEVER, 1 + np.arange(N) % 7)
 """Without noise, a third of the puzzles is never solved."""
 
@@ -50,7 +50,7 @@ def test_the_first_accepted_answer_and_its_price(
 ) -> None:
     """Against each trajectory on its own: the lowest restart of the earliest step, and restarts x that step."""
     model, depth = stub(puzzles, dataset), 6
-    found = search(model, dataset.domain, puzzles[0], Plan(restarts, depth, seed=3), slots=8)
+    found = search(model, dataset.domain, puzzles[0], Plan(restarts, depth, ETA, seed=3), slots=8)
     wake = Stub.wake(torch.from_numpy(restart_keys(3, np.arange(N), restarts))).numpy()
     wake[:, 0] = FIRST
     for i in range(N):
@@ -70,7 +70,7 @@ def test_never_worse_than_plain_and_the_rest_is_plain(puzzles: tuple[Tokens, Tok
     model = stub(puzzles, dataset)
     for depth in (1, 3, 6):
         plain = Engine(model, dataset.domain, 16, Full(), depth).run(puzzles[0])
-        found = search(model, dataset.domain, puzzles[0], Plan(4, depth))
+        found = search(model, dataset.domain, puzzles[0], Plan(4, depth, ETA))
         right = dataset.domain.check(puzzles[0], plain.answers)
         assert (found.accepted >= right).all() and found.accepted.sum() > right.sum()
         assert (found.answers[~found.accepted] == plain.answers[~found.accepted]).all()
@@ -78,13 +78,13 @@ def test_never_worse_than_plain_and_the_rest_is_plain(puzzles: tuple[Tokens, Tok
 
 def test_a_search_repeats_and_depends_on_nothing_else(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
     """Same seed, same answers, whatever the number of slots and whichever other puzzles are searched beside."""
-    model, domain, plan = stub(puzzles, dataset), dataset.domain, Plan(4, 6, seed=1)
+    model, domain, plan = stub(puzzles, dataset), dataset.domain, Plan(4, 6, ETA, seed=1)
     found = search(model, domain, puzzles[0], plan)
     for slots in (1, 9, 1000):
         assert same(search(model, domain, puzzles[0], plan, slots=slots), found)
     some = np.array([31, 2, 17, 8])
     assert same(found, search(model, domain, puzzles[0][some], plan, numbers=some), some)
-    assert not same(search(model, domain, puzzles[0], Plan(4, 6, seed=2)), found)
+    assert not same(search(model, domain, puzzles[0], Plan(4, 6, ETA, seed=2)), found)
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +127,12 @@ def test_what_proves_nothing_is_refused(puzzles: tuple[Tokens, Tokens], dataset:
     model = stub(puzzles, dataset)
     for preset, why in (("life-mini", "computes the answer"), ("arc1-mini", "no checker"), ("joint-mini", "Life")):
         with pytest.raises(UserError, match=why):
-            search(model, resolve(preset).data.make(), puzzles[0], Plan(2, 2))
+            search(model, resolve(preset).data.make(), puzzles[0], Plan(2, 2, ETA))
     with pytest.raises(UserError, match="all restarts the same"):
         Plan(2, 4, noise=0.0)
     for bad in ((0, 4), (4, 0)):
         with pytest.raises(UserError, match="at least 1"):
-            Plan(*bad)
+            Plan(*bad, ETA)
 
 
 def test_breadth_against_depth(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
@@ -140,7 +140,7 @@ def test_breadth_against_depth(puzzles: tuple[Tokens, Tokens], dataset: Dataset)
     opened = Opened("stub", Path("stub"), stub(puzzles, dataset), tiny(), dataset.domain, None, "")
     batch = Batch(*puzzles, np.zeros(N, dtype=np.int64))
     what = Subject(opened, dataset.domain, "test", np.arange(N), batch, dataset.hash)
-    said = report(what, Plan(4, 6), totals=[6, 24, 25])
+    said = report(what, Plan(4, 6, ETA), totals=[6, 24, 25])
     cells = {(c.restarts, c.steps): c for c in said.table}
     assert set(cells) == {(1, 6), (2, 3), (4, 1), (1, 24), (2, 12), (4, 6), (1, 25)}
     assert all(c.mean_compute <= c.max_compute <= c.total == c.restarts * c.steps for c in said.table)
@@ -162,7 +162,7 @@ def test_the_command(dataset: Dataset, data_dir: Path, tmp_path: Path, capsys: p
     out = capsys.readouterr().out
     assert "plain, 2 steps" in out and "search, 2 x 2 steps" in out and "breadth against depth" in out
     said = json.loads((tmp_path / "out" / "search.json").read_text())
-    assert said["n"] == 6 and said["plan"]["noise"] == 0.05 and said["data_hash"] == dataset.hash
+    assert said["n"] == 6 and said["plan"]["noise"] == 0.16 / 16**0.5 and said["data_hash"] == dataset.hash
     assert {(c["restarts"], c["steps"]) for c in said["table"]} == {(1, 2), (2, 1), (1, 4), (2, 2)}
     assert (tmp_path / "out" / "search.png").stat().st_size > 10_000
     assert main([*words, "--noise", "0"]) == 2 and "all restarts the same" in capsys.readouterr().err
