@@ -169,16 +169,15 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
-    if not words or words[0] in ("-h", "--help", "help"):
-        print(usage())
-        return 0
-    if words[0] == "--version":
-        print(__version__)
-        return 0
     try:
-        if words[0] not in VERBS:
+        if not words or words[0] in ("-h", "--help", "help"):
+            print(usage(), flush=True)
+        elif words[0] == "--version":
+            print(__version__)
+        elif words[0] not in VERBS:
             raise unknown("verb", words[0], VERBS)
-        VERBS[words[0]](words[1:])
+        else:
+            VERBS[words[0]](words[1:])
     except UserError as error:
         print(f"ponder: {error}", file=sys.stderr)
         return 2

@@ -23,7 +23,7 @@ from ponder.runtime import Runtime
 
 Floats = npt.NDArray[np.float32]
 
-SLOTS = 256
+SLOTS = 128
 """Enough puzzles at a time to keep a CPU's matrix products busy."""
 
 

@@ -336,7 +336,7 @@ def protocol_words(plan: Plan, opened: Opened, weights: Sequence[str]) -> str:
 
 def default_folder(opened: Opened) -> Path:
     path = opened.path
-    if path.resolve().parent == ZOO:
+    if path.resolve().parent == ZOO.resolve():
         return Path(f"eval-{opened.name}")
     if (path / "config.json").is_file():
         return path / "eval"

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from ponder import __version__
 from ponder.data import Dataset
 from ponder.domains.arc import Arc
 from ponder.errors import UserError
-from ponder.llm_client import Endpoint, Reply, Unanswered, ask_all, chat_url
+from ponder.llm_client import Endpoint, Reply, Unanswered, ask_all, chat_url, load_httpx
 from ponder.llm_prompt import Job, Question, jobs_of, questions
 from ponder.llm_score import Answered, judge, score_split, tokens_and_cost
 from ponder.show import Bar, build_dataset, console
@@ -58,6 +58,7 @@ class Transcript:
         if whole < len(text):
             self.file.truncate(whole)  # a crash cut the last line short
         self.rows: dict[str, dict[str, Any]] = {}
+        """The answers by key; failures are asked again."""
         for number, line in enumerate(text[:whole].splitlines(), 1):
             try:
                 row = json.loads(line)
@@ -69,10 +70,11 @@ class Transcript:
                 ) from None
 
     def write(self, row: dict[str, Any]) -> None:
-        self.file.write(json.dumps(row).encode() + b"\n")
-        self.file.flush()
-        if "error" not in row:
-            self.rows[row["key"]] = row
+        try:
+            self.file.write(json.dumps(row).encode() + b"\n")
+            self.file.flush()
+        except OSError as error:
+            raise UserError(f"cannot write {self.file.name} ({error.strerror}): free some space") from None
 
     def close(self) -> None:
         self.file.close()
@@ -84,6 +86,13 @@ class Transcript:
 def main(args: Sequence[str]) -> None:
     """`ponder eval-llm`."""
     known, overrides = _parser().parse_known_args(args)
+    if not known.show_prompt:  # what can be refused at once is refused before a dataset is built
+        if known.endpoint is None or known.model is None:
+            raise UserError("--endpoint URL and --model NAME say whom to ask; --show-prompt asks nobody")
+        chat_url(known.endpoint)
+        load_httpx()
+        endpoint = Endpoint(known.endpoint, _key(known.api_key_env), known.timeout, known.retries)
+        parameters = _parameters(known)
     dataset = Dataset.open(build_dataset(known.domain, overrides, known.data_dir, None))
     roles = {split: dataset.domain.splits[split].role for split in dataset.counts}
     splits = known.split or [split for split, role in roles.items() if role in ("test", "ood")]
@@ -91,14 +100,10 @@ def main(args: Sequence[str]) -> None:
     if known.show_prompt:
         print(asked[splits[0]][0].prompt)
         return
-    if known.endpoint is None or known.model is None:
-        raise UserError("--endpoint URL and --model NAME say whom to ask; --show-prompt asks nobody")
-    chat_url(known.endpoint)
-    endpoint = Endpoint(known.endpoint, _key(known.api_key_env), known.timeout, known.retries)
-    parameters = _parameters(known)
-    name = re.sub(r"[^\w.-]+", "-", f"{known.model}-{Path(known.domain).name}")
+    preset = Path(known.domain).name
+    name = re.sub(r"[^\w.-]+", "-", f"{known.model}-{preset}")
     evaluate(
-        Plan(known.domain, known.model, parameters, known.attempts, known.price_in, known.price_out),
+        Plan(preset, known.model, parameters, known.attempts, known.price_in, known.price_out),
         dataset,
         asked,
         endpoint,
@@ -129,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--body", metavar="JSON", help='more fields of the request, as in \'{"reasoning_effort": "low"}\'')
     add("--concurrency", type=_positive, default=8, metavar="N", help="questions under way at once (default 8)")
-    add("--timeout", type=float, default=600, metavar="S", help="seconds for one answer (default 600)")
+    add("--timeout", type=_seconds, default=600, metavar="S", help="seconds for one answer (default 600)")
     add("--retries", type=_whole, default=6, metavar="N", help="repetitions after a failure that may pass (default 6)")
     add("--api-key-env", metavar="VAR", help="environment variable that holds the key (default: no key is sent)")
     add("--price-in", type=float, metavar="X", help="price of a million prompt tokens")
@@ -140,15 +145,22 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _whole(text: str) -> int:
-    if (value := int(text)) < 0:
-        raise ValueError
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return int(text)
 
 
 def _positive(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise ValueError
-    return value
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    with suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
 
 
 def _key(variable: str | None) -> str | None:
@@ -214,44 +226,31 @@ def evaluate(
         "parameters": plan.parameters,
     }
     _same_folder(out, about)
-    transcript = Transcript(out / TRANSCRIPT)
     answered: dict[str, Answered] = {}
     errors: list[str] = []
-    for job in everything:
-        if (row := transcript.rows.get(job.key)) is not None:
-            answered[job.key] = Answered(job, row, judge(job.question, row["answer"]))
-    if answered:
-        console.print(f"[dim]{len(answered)} of {len(everything)} answers are in {out / TRANSCRIPT}[/]")
-    bar = Bar()
+    bar, stopped = Bar(), ""
+    with closing(Transcript(out / TRANSCRIPT)) as transcript, closing(bar):
+        for job in everything:
+            if (row := transcript.rows.get(job.key)) is not None:
+                answered[job.key] = Answered(job, row, judge(job.question, row["answer"]))
+        if answered:
+            console.print(f"[dim]{len(answered)} of {len(everything)} answers are in {out / TRANSCRIPT}[/]")
 
-    def record(job: Job, reply: Reply | Unanswered) -> None:
-        q = job.question
-        row: dict[str, Any] = {
-            "key": job.key,
-            "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            "data_hash": dataset.hash,
-            "split": q.split,
-            "index": q.index,
-            "attempt": job.attempt,
-            "prompt_sha256": hashlib.sha256(q.prompt.encode()).hexdigest(),
-        }
-        if isinstance(reply, Unanswered):
-            errors.append(str(reply))
-            transcript.write({**row, "error": str(reply)})
-        else:
-            verdict, said = judge(q, reply.text), asdict(reply)
-            row |= {"request": dict(job.request), "answer": said.pop("text"), **said, **asdict(verdict)}
-            transcript.write(row)
-            answered[job.key] = Answered(job, row, verdict)
-        bar(f"asking {plan.model}", len(answered), len(everything))
+        def record(job: Job, reply: Reply | Unanswered) -> None:
+            row = _row(job, dataset.hash)
+            if isinstance(reply, Unanswered):
+                errors.append(str(reply))
+                transcript.write({**row, "error": str(reply)})
+            else:
+                verdict, said = judge(job.question, reply.text), asdict(reply)
+                row |= {"request": dict(job.request), "answer": said.pop("text"), **said, **asdict(verdict)}
+                transcript.write(row)
+                answered[job.key] = Answered(job, row, verdict)
+            bar(f"asking {plan.model}", len(answered), len(everything))
 
-    _write(out, {**about, **_scores(plan, jobs, answered)})  # from now on the folder says whose answers it holds
-    try:
-        todo = [job for job in everything if job.key not in answered]
-        stopped = asyncio.run(ask_all(todo, endpoint, concurrency, record)) if todo else ""
-    finally:
-        bar.close()
-        transcript.close()
+        _write(out, {**about, **_scores(plan, jobs, answered)})  # from now on the folder says whose answers it holds
+        if todo := [job for job in everything if job.key not in answered]:
+            stopped = asyncio.run(ask_all(todo, endpoint, concurrency, record))
     result = {**about, **_scores(plan, jobs, answered)}
     _write(out, result)
     _print(result, [answered[job.key] for job in everything if job.key in answered], errors, out)
@@ -261,6 +260,20 @@ def evaluate(
             f"incomplete, so no score: {missing} answers are missing{why}; the same command asks only those"
         )
     return result
+
+
+def _row(job: Job, data_hash: str) -> dict[str, Any]:
+    """How every line of the transcript begins."""
+    q = job.question
+    return {
+        "key": job.key,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "data_hash": data_hash,
+        "split": q.split,
+        "index": q.index,
+        "attempt": job.attempt,
+        "prompt_sha256": hashlib.sha256(q.prompt.encode()).hexdigest(),
+    }
 
 
 def _same_folder(out: Path, about: Mapping[str, Any]) -> None:
@@ -309,20 +322,22 @@ def _write(out: Path, result: Mapping[str, Any]) -> None:
 
 def _print(result: Mapping[str, Any], answered: Sequence[Answered], errors: Sequence[str], out: Path) -> None:
     def shown(value: Mapping[str, float] | None) -> str:
-        return (
-            "incomplete" if value is None else f"{value['value']:.1%} [dim]({value['low']:.1%}-{value['high']:.1%})[/]"
-        )
+        if value is None:
+            return "incomplete"
+        return f"{value['value']:.1%} [dim]({100 * value['low']:.1f}-{100 * value['high']:.1f})[/]"
 
     console.print(f"[bold]{escape(result['model'])}[/] on {escape(result['preset'])}, data {result['data_hash']}")
     console.print(f"[dim]{escape(result['protocol'])}; 95% intervals[/]")
-    table = Table(box=None, padding=(0, 2))
-    for column in ("split", "n", "exact", "valid", "unparseable", "truncated", "not answered"):
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column in ("split", "n", "exact", "valid", "unparseable", "truncated"):
         table.add_column(column, justify="left" if column == "split" else "right")
     for split, score in result["splits"].items():
-        counts = (str(score[key]) for key in ("unparseable", "truncated", "not_answered"))
+        counts = (str(score[key]) for key in ("unparseable", "truncated"))
         table.add_row(split, str(score["n"]), shown(score["exact"]), shown(score["valid"]), *counts)
     console.print(table)
     for split, score in result["splits"].items():
+        if score["not_answered"]:
+            console.print(f"{split}: {score['not_answered']} answers are missing")
         for reading, ks in (score.get("passes") or {}).items():
             values = ", ".join(f"{k} {shown(value)}" for k, value in ks.items())
             console.print(f"{split}, {score['tasks']} tasks, {reading.replace('_', ' ')}: {values}")

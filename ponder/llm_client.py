@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
@@ -72,6 +72,14 @@ class Broken(Exception):
         self.wait = wait
 
 
+def load_httpx() -> ModuleType:
+    try:
+        import httpx
+    except ImportError:
+        raise UserError("eval-llm needs httpx: pip install 'ponder[llm]'") from None
+    return httpx
+
+
 def chat_url(endpoint: str) -> str:
     """Where to post, from `http://host:port/v1` or the full address."""
     wrong = UserError(f"--endpoint {endpoint!r} is no address: write it as http://localhost:8000/v1")
@@ -89,17 +97,13 @@ class Client:
     """Asks one server. A rate limit met by one question holds up all of them."""
 
     def __init__(self, endpoint: Endpoint, connections: int, stop: asyncio.Event) -> None:
-        try:
-            import httpx
-        except ImportError:
-            raise UserError("eval-llm needs httpx: pip install 'ponder[llm]'") from None
-        self.httpx = httpx
+        self.httpx = load_httpx()
         self.endpoint, self.url, self.stop = endpoint, chat_url(endpoint.url), stop
         self.not_before = 0.0
-        self.http = httpx.AsyncClient(
+        self.http: httpx.AsyncClient = self.httpx.AsyncClient(
             headers={"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {},
-            timeout=httpx.Timeout(endpoint.timeout),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            timeout=self.httpx.Timeout(endpoint.timeout),
+            limits=self.httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             trust_env=not _here(self.url),  # a proxy cannot reach a server on this machine
         )
 

@@ -55,14 +55,15 @@ def read_answer(domain: Domain, inputs: Tokens, text: str) -> Reading:
         return Reading(None, "nothing follows the thinking")
     marks = [] if _is_json(spoken) else list(MARK.finditer(spoken))
     blocks = _marked(spoken, marks[-1]) if marks else _unmarked(spoken)
-    problem = ""
-    for block in blocks:
-        for candidate in _spellings(domain, block):
+    problem, tried = "", set[str]()
+    for candidate in (candidate for block in blocks for candidate in _spellings(domain, block)):
+        if candidate not in tried:
+            tried.add(candidate)
             try:
                 return Reading(domain.parse_answer(inputs, candidate))
             except UserError as error:
                 problem = problem or str(error)
-    return Reading(None, problem if marks else f"no answer is marked, and the end is none ({problem})")
+    return Reading(None, problem if marks else "no answer is marked, and none stands at the end")
 
 
 def without_thinking(text: str) -> str:
@@ -196,7 +197,9 @@ def _json_values(block: str) -> list[Json]:
             try:
                 value, place = decoder.raw_decode(text, found.end() - 1)
                 values.append(value)
-            except (ValueError, RecursionError):
+            except RecursionError:
+                return []  # no answer nests that deep
+            except ValueError:
                 place = found.end()
         if values:
             rows = [value for value in values if isinstance(value, list)]

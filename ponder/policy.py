@@ -25,7 +25,7 @@ from ponder.evaluate import Z95, Judge, chosen_examples, share
 from ponder.infer import Opened, open_weights
 from ponder.model.reasoner import Reasoner
 
-THRESHOLDS = (0.5, 0.9, 0.99)
+THRESHOLDS = (0.75, 0.9, 0.99)
 STABLE = (1, 2, 3)
 UNVERIFIABLE = {
     "life": "its checker computes the answer, so that an accepted answer is no find",

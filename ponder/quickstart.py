@@ -18,11 +18,11 @@ FOLDER = Path("runs/quickstart")
 
 def main(seconds: float) -> None:
     console = Console(highlight=False)
-    config = configuration.resolve("sudoku-mini", "ponder-mlp", {"train": {"updates": 500, "warmup": 25, "ema": 0.98}})
+    config = configuration.resolve("sudoku-mini", "ponder-mlp", {"train": {"updates": 300, "warmup": 15, "ema": 0.97}})
     here = runtime.start("cpu")
     console.print(
         "[bold]ponder[/] trains a small recursive network to solve minimal 4x4 Sudokus: one block, applied again and "
-        "again.\nAbout a minute on two cores; Ctrl-C stops it early and keeps what was learned.\n"
+        "again.\nAbout two minutes on two cores; Ctrl-C stops it early and keeps what was learned.\n"
     )
     outcome = train_in(config, FOLDER, Path("data"), here, Limits(seconds=seconds))
     state = "finished" if outcome.finished else f"stopped after {outcome.update} of {outcome.updates} updates"

@@ -251,8 +251,7 @@ def print_report(r: Report, console: Console) -> None:
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for column in ("", "valid %", "exact %", "mean steps", "of plain", "max"):
         table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    wide = f"search, {found.restarts} x {found.steps} steps, noise {plan.noise:.2g}"
-    for name, c in ((f"plain, {budget} steps", r.plain), (wide, found)):
+    for name, c in ((f"plain, {budget} steps", r.plain), (f"search, {found.restarts} x {found.steps}", found)):
         table.add_row(name, *_cells(c, budget), f"{c.max_compute}")
     console.print(table)
     table = Table(
@@ -269,8 +268,8 @@ def print_report(r: Report, console: Console) -> None:
         table.add_row(f"{c.total}", f"{c.restarts} x {c.steps}", *_cells(c, budget))
     console.print(table)
     console.print(
-        f"[dim]with 95% intervals; answers selected by {plan.select}, seed {plan.seed}; steps: ACT steps of a puzzle, "
-        f"all its restarts together[/]"
+        f"[dim]with 95% intervals; answers selected by {plan.select}, noise {plan.noise:.2g}, seed {plan.seed}; steps: "
+        f"ACT steps of a puzzle, all its restarts together[/]"
     )
 
 
@@ -284,6 +283,7 @@ def draw_search(said: dict[str, Any], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import ScalarFormatter
 
     figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
     for total in sorted({c["total"] for c in said["table"]}):
@@ -298,7 +298,9 @@ def draw_search(said: dict[str, Any], path: Path) -> None:
             axis.annotate(f"{c['restarts']}x{c['steps']}", (x, y), **at)
     plain = said["plain"]
     axis.plot(plain["mean_compute"], 100 * plain["valid"]["value"], "kD", label=f"plain, {plain['steps']} steps")
-    axis.set(xscale="log", xlabel="ACT steps of a puzzle, all restarts together, mean", ylabel="valid answers, %")
+    axis.set_xscale("log", base=2)
+    axis.xaxis.set_major_formatter(ScalarFormatter())
+    axis.set(xlabel="ACT steps of a puzzle, all restarts together, mean", ylabel="valid answers, %")
     title = (
         f"{said['checkpoint']['name']} on {said['split']}, n {said['n']}: restarts x steps, by {said['plan']['select']}"
     )

@@ -118,6 +118,8 @@ class Handler(BaseHTTPRequestHandler):
             if number > int(count):
                 self.wait_for_gate()
             what = "right"
+        if what == "limit":
+            what = "429" if number == 1 else "pause"
         if what == "pause":
             time.sleep(0.1)
             what = "right"
@@ -130,6 +132,12 @@ class Handler(BaseHTTPRequestHandler):
             while not self.client_gone() and time.monotonic() < until:
                 time.sleep(0.02)
             self.close_connection = True
+        elif what == "drip":
+            self.send(200, "{", {"Content-Length": "9999"})
+            until = time.monotonic() + PATIENCE
+            while time.monotonic() < until:
+                self.wfile.write(b" ")
+                time.sleep(0.05)
         elif what == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
@@ -185,7 +193,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def client_gone(self) -> bool:
         try:
-            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            waiting: bytes = self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            return waiting == b""
         except BlockingIOError:
             return False
         except OSError:

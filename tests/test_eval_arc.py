@@ -21,6 +21,7 @@ from ponder.domains.base import Tokens
 from ponder.errors import UserError
 from ponder.eval_arc import chosen_votes, count_votes, predict, run_votes, score_arc
 from ponder.eval_report import Asked, choose_data, run
+from ponder.evaluate import load_records
 from ponder.infer import open_weights
 from ponder.model.import_cli import write as write_imported
 from ponder.model.reasoner import Carry, Reasoner, Step
@@ -254,6 +255,7 @@ def test_the_submission_is_the_majority_of_what_the_model_says(
         mine = votes.setdefault((task, int(numbers[row, 1])), {})
         mine[grid] = mine.get(grid, 0) + 1
     assert {(t, i) for t, tests in written.items() for i in range(len(tests))} == set(votes)
+    assert max(max(cast.values()) for cast in votes.values()) > 2
     for (task, test), cast in votes.items():
         assert cast[json.dumps(written[task][test]["attempt_1"])] == max(cast.values())
 
@@ -279,6 +281,8 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
     b = run(asked, HERE)
     one, other = (json.loads((f / "eval.json").read_text())["scores"] for f in (a, b))
     assert one["ema"]["val"]["arc"] | {"submission": ""} == other["published"]["val"]["arc"] | {"submission": ""}
+    q_one, q_other = (load_records(f / f"records/{w}-val.npz").q_halt for f, w in ((a, "ema"), (b, "published")))
+    assert np.abs(q_one - q_other).max() < 1e-4 and np.ptp(q_one) > 0.1
     submissions = [
         (f / s).read_text() for f, s in ((a, "submission-ema-val.json"), (b, "submission-published-val.json"))
     ]

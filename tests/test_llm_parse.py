@@ -1,6 +1,8 @@
 """Reading a language model's answer: any answer, written in any of the usual ways, comes back as it was."""
 
 import json
+import time
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -51,7 +53,7 @@ def cells(rows: Rows) -> list[list[Any]]:
     return [[int(cell) if cell.isdigit() else cell for cell in row] for row in rows]
 
 
-GRIDS = {
+GRIDS: dict[str, Callable[[Rows], str]] = {
     "slashes": "/".join,
     "spaced slashes": lambda rows: " / ".join(rows),
     "spaced cells and slashes": lambda rows: " / ".join(" ".join(row) for row in rows),
@@ -79,7 +81,7 @@ GRIDS = {
         + "\n\\end{array}"
     ),
 }
-EXPRESSIONS = {
+EXPRESSIONS: dict[str, Callable[[str, str], str]] = {
     "spaced": lambda text, value: text,
     "compact": lambda text, value: text.replace(" ", ""),
     "with its value": lambda text, value: f"{text} = {value}",
@@ -164,7 +166,7 @@ def spelled(draw: st.DrawFn, domain: Domain, inputs: Tokens, answer: Tokens) -> 
 
 @pytest.mark.parametrize("preset", sorted(SMALL))
 @given(choices=st.data())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_answer_in_any_form_comes_back(preset: str, choices: st.DataObject) -> None:
     domain, inputs, answer = choices.draw(answers(preset))
     draw: Any = choices.draw
@@ -172,9 +174,8 @@ def test_any_answer_in_any_form_comes_back(preset: str, choices: st.DataObject) 
     reading = read_answer(domain, inputs, text)
     assert reading.answer is not None, f"{reading.problem}\n{text}"
     assert domain.format_answer(inputs, reading.answer) == domain.format_answer(inputs, answer), text
-    supervised = puzzles(preset)[0].check(inputs[None], answer[None]) if domain.checkable else None
-    if supervised is not None:
-        assert domain.check(inputs[None], reading.answer[None]) == supervised
+    if domain.checkable:
+        assert domain.check(inputs[None], reading.answer[None]) == domain.check(inputs[None], answer[None])
 
 
 @pytest.mark.parametrize("preset", sorted(SMALL))
@@ -193,10 +194,8 @@ def test_no_text_breaks_it(preset: str, text: str) -> None:
 def test_the_last_marked_answer_counts(preset: str) -> None:
     domain, some = puzzles(preset)
     (inputs, right), wrong = some[0], some[0][1].copy()
-    place = np.flatnonzero(right > 1)[0]
-    wrong[place] = 2 if right[place] != 2 else 3
-    if preset == "life-mini":
-        wrong[np.flatnonzero(right < 3)[0]] = 3 - right[np.flatnonzero(right < 3)[0]]
+    place = np.flatnonzero(right > (0 if preset == "life-mini" else 1))[0]
+    wrong[place] = (1 if preset == "life-mini" else 3) if right[place] == 2 else 2
     first, last = (domain.format_answer(inputs, answer) for answer in (right, wrong))
     assert first != last
     read = read_answer(domain, inputs, f"ANSWER: {first}\nOr rather:\nANSWER: {last}").answer
@@ -226,8 +225,6 @@ def test_thinking_is_taken_away() -> None:
 
 
 def test_long_nonsense_is_read_quickly() -> None:
-    import time
-
     domain, some = puzzles("maze-mini")
     began = time.process_time()
     for text in ("." * 300_000, "[" * 100_000, "answer " * 50_000, "ANSWER: " + "#./\n" * 80_000, "```\n" * 50_000):

@@ -160,7 +160,7 @@ def test_the_command(dataset: Dataset, data_dir: Path, tmp_path: Path, capsys: p
     words = ["search", str(folder), "--data-dir", str(data_dir), "--limit", "6", "--device", "cpu"]
     assert main([*words, "--restarts", "2", "--steps", "2", "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
-    assert "plain, 2 steps" in out and "search, 2 x 2 steps" in out and "breadth against depth" in out
+    assert "plain, 2 steps" in out and "search, 2 x 2" in out and "breadth against depth" in out
     said = json.loads((tmp_path / "out" / "search.json").read_text())
     assert said["n"] == 6 and said["plan"]["noise"] == 0.16 / 16**0.5 and said["data_hash"] == dataset.hash
     assert {(c["restarts"], c["steps"]) for c in said["table"]} == {(1, 2), (2, 1), (1, 4), (2, 2)}
