@@ -321,11 +321,12 @@ def cost_by_step(opened: Opened, domain: Domain, steps: int) -> dict[str, Any]:
 def protocol_words(plan: Plan, opened: Opened, weights: Sequence[str]) -> str:
     model = opened.model.config
     run_to = f"halting off, every example runs {plan.steps} ACT steps (training budget {plan.budget})"
+    rules = "accepted by the domain's rules" if plan.dataset.domain.checkable else "the same, for want of rules"
     trust = "halting logit" if model.halting != "none" else "mean token log-probability"
     return (
         f"{' and '.join(weights)} weights; {run_to if model.states else 'one pass'}; "
         f"{'all examples' if plan.limit is None else f'at most {plan.limit} examples of each split'}; "
-        f"exact: equals the stored label, valid: accepted by the domain's rules, token: share of right tokens; "
+        f"exact: equals the stored label, valid: {rules}, token: share of right tokens; "
         f"best_full: each example at its most confident step by {trust}; 95% Wilson intervals; "
         f"{plan.precision} on {plan.here.device.type}"
     )

@@ -18,8 +18,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import permutations, product
 from typing import Any
 
-PATIENCE = 60.0
-"""Seconds after which the server stops waiting for a client to go away."""
+PATIENCE = 30.0
+"""Seconds for which a slow answer is not given; a client should have gone away by then."""
 
 
 def solve(puzzle: str) -> str:
@@ -57,11 +57,13 @@ class Book:
         self.bodies: list[Any] = []
         self.keys: list[str | None] = []
         self.now = self.most = 0
+        self.outlasted = 0
+        """Clients that waited longer than the server had patience."""
         self.gate.clear()
 
     def stats(self) -> dict[str, Any]:
         with self.lock:
-            names = ("requests", "answers", "log", "bodies", "keys", "now", "most")
+            names = ("requests", "answers", "log", "bodies", "keys", "now", "most", "outlasted")
             return {name: getattr(self, name) for name in names}
 
 
@@ -131,6 +133,7 @@ class Handler(BaseHTTPRequestHandler):
             until = time.monotonic() + PATIENCE
             while not self.client_gone() and time.monotonic() < until:
                 time.sleep(0.02)
+            BOOK.outlasted += time.monotonic() >= until
             self.close_connection = True
         elif what == "drip":
             self.send(200, "{", {"Content-Length": "9999"})
@@ -138,6 +141,7 @@ class Handler(BaseHTTPRequestHandler):
             while time.monotonic() < until:
                 self.wfile.write(b" ")
                 time.sleep(0.05)
+            BOOK.outlasted += 1
         elif what == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.connection.close()
@@ -185,11 +189,9 @@ class Handler(BaseHTTPRequestHandler):
         return json.dumps(data)
 
     def wait_for_gate(self) -> None:
-        until = time.monotonic() + PATIENCE
-        while not BOOK.gate.is_set() and time.monotonic() < until:
+        while not BOOK.gate.wait(0.02):
             if self.client_gone():
                 raise ConnectionResetError
-            time.sleep(0.02)
 
     def client_gone(self) -> bool:
         try:

@@ -22,7 +22,7 @@ class Stub(nn.Module):
 
     def __init__(self, inputs: Tokens, labels: Tokens, first: Ints, vocab: int) -> None:
         super().__init__()
-        self.config = ModelConfig(width=8, heads=1, max_steps=8)
+        self.config = ModelConfig(width=8, heads=1, layers=1, h_cycles=2, max_steps=8)
         self.tokens, self.vocab = inputs.shape[1], vocab
         self.register_buffer("embed", torch.zeros(vocab, 8))
         self.register_buffer("table", torch.zeros(1, 8))

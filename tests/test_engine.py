@@ -17,7 +17,7 @@ from ponder.data import Dataset
 from ponder.domains.base import Bools, Domain, Ints, Tokens
 from ponder.engine import Checker, Engine, Full, Halt, Policy, Results, Seen, Stable
 from ponder.errors import UserError
-from ponder.infer import Solver, open_weights
+from ponder.infer import Opened, Solver
 from ponder.model.reasoner import Reasoner
 from ponder.policy import all_policies, compare_policies, paired, subject
 from ponder.runs import train_in
@@ -27,7 +27,7 @@ from tests.conftest import tiny
 from tests.stub import NEVER, Stub, solved
 
 HERE = Runtime(torch.device("cpu"))
-POLICIES: list[Policy] = [Full(), Halt(), Halt(0.3), Stable(1), Stable(2), Checker()]
+POLICIES: list[Policy] = [Full(), Halt(), Halt(0.884), Stable(1), Stable(2), Checker()]
 TASKS = 3
 
 
@@ -59,8 +59,8 @@ def random_case(dataset: Dataset, halting: str = "halt+continue") -> Case:
     return Case(model, dataset.domain, batch.inputs, batch.labels, index % TASKS, 6)
 
 
-def stub_case(dataset: Dataset) -> Case:
-    index = np.arange(23)
+def stub_case(dataset: Dataset, count: int = 23) -> Case:
+    index = np.arange(count)
     batch = dataset.source("test").fetch(index, np.zeros_like(index))
     first = np.where(index % 7 == 3, NEVER, 1 + index % 6)
     model = Stub(batch.inputs, batch.labels, first, len(dataset.domain.vocab))
@@ -211,7 +211,10 @@ def test_the_checker_sees_changed_answers_only_and_nothing_refused_leaves_early(
     case = stub_case(dataset)
     counting = Counting(case.domain)
     engine = Engine(case.model, cast(Domain, counting), 5, Checker(), case.budget)
-    out = engine.run(case.inputs)
+    kept: list[Seen] = []
+    out = engine.run(case.inputs, watch=kept.append)
+    for seen in kept:
+        assert seen.accepted is not None and (seen.accepted == case.domain.check(seen.inputs, seen.answers)).all()
     assert out.accepted is not None
     early = out.steps < case.budget
     right = np.array([solved(p, a, 4) for p, a in zip(case.inputs, out.answers, strict=True)])
@@ -221,6 +224,13 @@ def test_the_checker_sees_changed_answers_only_and_nothing_refused_leaves_early(
     assert counting.shown == changes < out.steps.sum()
     Engine(case.model, cast(Domain, counting), 5, Full(), case.budget).run(case.inputs)
     assert counting.shown == changes, "a policy that does not ask should not pay"
+
+
+def test_the_first_answer_is_new_even_when_it_is_blank(dataset: Dataset) -> None:
+    case = stub_case(dataset)
+    blank = Stub(case.inputs, np.zeros_like(case.labels), np.ones(23, dtype=np.int64), len(case.domain.vocab))
+    out = Engine(cast(Reasoner, blank), case.domain, 5, Stable(1), 8).run(case.inputs)
+    assert not out.answers.any() and (out.steps == 2).all()
 
 
 def test_dropped_puzzles_are_gone_and_the_others_as_before(dataset: Dataset) -> None:
@@ -288,17 +298,18 @@ def folder(dataset: Dataset, data_dir: Path, tmp_path_factory: pytest.TempPathFa
     return path
 
 
-def test_the_comparison_agrees_with_the_main_protocol(folder: Path, dataset: Dataset) -> None:
-    opened = open_weights(folder)
-    what = subject(opened, dataset, limit=17)
-    model, domain = opened.model, dataset.domain
+def test_the_comparison_agrees_with_the_main_protocol(dataset: Dataset) -> None:
+    case = stub_case(dataset, 50)
+    model, domain = case.model, dataset.domain
+    what = subject(Opened("stub", Path("stub"), model, tiny(), domain, None, ""), dataset, limit=17)
     comparison = compare_policies(what, budget=5, policies=[Halt(), Stable(1)], slots=4)
     records = evaluate.run_split(model, domain, dataset.source("test"), 5, 100, HERE, limit=17)
     assert [r.policy for r in comparison.results] == ["full", "halt", "stable 1"]
     full, halt, _ = comparison.results
     assert full.exact["value"] == evaluate.final_scores(records)["exact"] and full.mean_steps == full.max_steps == 5
+    assert 0.2 < full.exact["value"] < 0.9 and 1 < halt.mean_steps < 4
     np.testing.assert_allclose(comparison.steps["value"], records.exact.mean(axis=0))
-    assert halt.mean_steps == evaluate.picked_steps(records)["halting"].mean() + 1
+    assert halt.mean_steps == pytest.approx(evaluate.picked_steps(records)["halting"].mean() + 1)
     assert halt.exact["value"] == evaluate.answered(records, "exact", "halting").mean()
     each = cost.cost(model.config, len(domain.vocab), domain.seq_len)
     assert halt.flops == halt.mean_steps * each.inference_flops

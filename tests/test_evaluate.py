@@ -514,7 +514,7 @@ def test_diff_pairs_the_examples(evaluated: dict[str, Path], made: dict[str, Pat
     x, y = one.exact[:, 2].tolist(), other.exact[:, 2].tolist()
     assert row.only_a == sum(u and not v for u, v in zip(x, y, strict=True)) > 3
     assert row.only_b == sum(v and not u for u, v in zip(x, y, strict=True))
-    assert row.n == 50 and row.difference["high"] < 0
+    assert row.n == 50 and row.difference["low"] < row.difference["value"] < 0
 
 
 def test_diff_shows_settings_and_scores(

@@ -85,6 +85,7 @@ def test_a_search_repeats_and_depends_on_nothing_else(puzzles: tuple[Tokens, Tok
     some = np.array([31, 2, 17, 8])
     assert same(found, search(model, domain, puzzles[0][some], plan, numbers=some), some)
     assert not same(search(model, domain, puzzles[0], Plan(4, 6, ETA, seed=2)), found)
+    assert len({int(k) for seed in (0, 1) for k in restart_keys(seed, np.arange(50), 8).ravel()}) == 800
 
 
 @pytest.fixture(scope="module")

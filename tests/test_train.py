@@ -98,7 +98,7 @@ def command(folder: Path, data_dir: Path, config: Config) -> list[str]:
         for section, values in config.flat().items()
         if isinstance(values, dict)
         for key, value in values.items()
-        if key not in ("domain", "name") and value is not None
+        if key not in ("domain", "name")
     ]
     return [
         sys.executable, "-m", "ponder", "train", "sudoku-mini", "--out", str(folder), "--data-dir", str(data_dir),
