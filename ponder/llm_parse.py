@@ -76,7 +76,7 @@ def without_thinking(text: str) -> str:
 
 
 def _marked(text: str, mark: re.Match[str]) -> Iterator[str]:
-    """What follows a mark, the longest first: the first line of a grid alone can look like a smaller grid."""
+    """What follows a mark, all rows of it first: the first row of a grid alone can look like a smaller grid."""
     rest = text[mark.end() : mark.end() + LONGEST]
     if mark.group().startswith("\\boxed"):
         yield _in_braces(rest)
@@ -87,7 +87,6 @@ def _marked(text: str, mark: re.Match[str]) -> Iterator[str]:
         yield fenced.group(2)
         return
     lines = rest.split("\n")
-    yield rest
     yield "\n".join(takewhile(_no_prose, lines))
     yield re.split(r"\n[ \t]*\n", rest, maxsplit=1)[0]
     yield lines[0]

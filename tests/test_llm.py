@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -300,6 +301,14 @@ def test_a_folder_holds_one_evaluation_and_one_process(server: Server, dataset: 
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process"):
             ask(server, dataset, tmp_path, "right", limit=2)
+
+
+def test_an_answer_to_another_prompt_is_none(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    """Should a later version word its prompts differently, its scores must not mix with old answers."""
+    ask(server, dataset, tmp_path, "right", limit=2)
+    asked = [replace(q, prompt=f"{q.prompt} Please.") for q in questions(dataset, "test", 2)]
+    result = evaluate(Plan("sudoku-mini", "right", {}), dataset, {"test": asked}, Endpoint(server.url), 1, tmp_path)
+    assert result["tokens"]["answers"] == 2 and set(server.stats()["requests"].values()) == {2}
 
 
 def test_a_damaged_transcript_is_named(server: Server, dataset: Dataset, tmp_path: Path) -> None:
