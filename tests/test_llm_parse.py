@@ -175,8 +175,8 @@ def test_any_answer_in_any_form_comes_back(preset: str, choices: st.DataObject) 
         reading = read_answer(domain, inputs, text)
         assert reading.answer is not None, f"{reading.problem}\n{text}"
         assert domain.format_answer(inputs, reading.answer) == domain.format_answer(inputs, answer), text
-    if domain.checkable:
-        assert domain.check(inputs[None], reading.answer[None]) == domain.check(inputs[None], answer[None])
+        if domain.checkable:
+            assert domain.check(inputs[None], reading.answer[None]) == domain.check(inputs[None], answer[None])
 
 
 @pytest.mark.parametrize("preset", sorted(SMALL))
