@@ -262,7 +262,7 @@ def print_report(r: Report, console: Console) -> None:
         padding=(0, 1),
         pad_edge=False,
     )
-    for column in ("at most", "restarts x steps", "valid %", "exact %", "mean steps", "of plain"):
+    for column in ("at most", "r x steps", "valid %", "exact %", "mean steps", "of plain"):
         table.add_column(column, justify="right", no_wrap=True)
     for c in r.table:
         table.add_row(f"{c.total}", f"{c.restarts} x {c.steps}", *_cells(c, budget))
