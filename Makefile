@@ -3,16 +3,22 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow lint types clean
+.PHONY: quickstart test test-slow browser lint types clean
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ponder quickstart
 
-test: $(VENV)/.installed-test lint types
+test: $(VENV)/.installed-test browser lint types
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow
+
+# The page is tested in a real browser: Debian's chromium, installed here where that is possible.
+browser:
+	@command -v chromium >/dev/null || { echo "installing chromium for the browser tests"; \
+	  apt-get install -y -q chromium >/dev/null 2>&1 || { apt-get update -q && apt-get install -y -q chromium; } >/dev/null 2>&1; } \
+	  || echo "chromium could not be installed: the browser tests will be skipped, and say so"
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
