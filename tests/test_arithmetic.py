@@ -361,3 +361,23 @@ def test_a_puzzle_without_an_answer_is_said_to_have_none() -> None:
     hopeless = DOMAIN.parse("1 1 ? 1 ? = 9")
     assert DOMAIN.solutions(hopeless) == []
     assert DOMAIN.conflicts(hopeless) == "no operators give 9"
+
+
+def test_alignment_moves_a_puzzle_and_changes_nothing_else() -> None:
+    left, right = (Arithmetic(ArithmeticParams(max_operands=5, align=align)) for align in ("left", "right"))
+    for (a, a_label), (b, b_label) in zip(
+        zip(*left.sample(seed=1, count=60), strict=True), zip(*right.sample(seed=1, count=60), strict=True), strict=True
+    ):
+        pads = int(np.count_nonzero(a == 0))
+        assert (b == np.roll(a, pads)).all() and (b_label == np.roll(a_label, pads)).all() and b[-1] != 0
+        text = left.format(a)
+        assert right.format(b) == text and (right.parse(text) == b).all()
+        assert right.to_json(b) == left.to_json(a)
+        assert right.check(b[None], b_label[None])[0]
+        wrong = np.where(b_label > 0, 5 - (b_label - 2), 0).astype(np.uint8)  # + - * / reversed
+        assert right.explain(b, wrong) == left.explain(a, np.roll(wrong, -pads))
+        assert [right.format_answer(b, s) for s in right.solutions(b, 9)] == [
+            left.format_answer(a, s) for s in left.solutions(a, 9)
+        ]
+        assert right.render(b, b_label).plain == left.render(a, a_label).plain
+        assert right.svg(b, b_label, b_label > 0) == left.svg(a, a_label, a_label > 0)

@@ -12,6 +12,7 @@ from ponder.domains.arithmetic_generate import (
     MASK,
     ZERO,
     ArithmeticParams,
+    aligned,
     build,
     draw,
     encode,
@@ -167,11 +168,11 @@ class Arithmetic(Domain):
         inputs = np.zeros(self.seq_len, dtype=np.uint8)
         tokens = [VOCAB.index(symbol) for symbol in f"{expression}={value}"]
         inputs[: len(tokens)] = tokens
-        return inputs
+        placed: Tokens = aligned(self.params, inputs[None], inputs[None])[0]
+        return placed
 
     def _expression(self, inputs: Tokens, answer: Tokens) -> str:
-        end = int(np.argmax(inputs == EQUALS))
-        return " ".join(map(_symbol, np.where(inputs == MASK, answer, inputs)[:end]))
+        return " ".join(map(_symbol, np.where(inputs == MASK, answer, inputs)[_span(inputs)]))
 
     def _value(self, inputs: Tokens) -> int:
         return int(_values(inputs[None])[0])
@@ -186,12 +187,13 @@ class Arithmetic(Domain):
     def explain(self, inputs: Tokens, answer: Tokens) -> str:
         result = evaluate(inputs[None], answer[None])
         fault, left, right = int(result.fault[0]), int(result.left[0]), int(result.right[0])
+        position = fault + 1 - _span(inputs).start
         if fault >= 0 and not ADD <= answer[fault] < EQUALS:
-            return f"position {fault + 1} holds {_symbol(answer[fault])!r}, not an operator"
+            return f"position {position} holds {_symbol(answer[fault])!r}, not an operator"
         if fault >= 0 and right == 0:
-            return f"divides {left} by zero at position {fault + 1}"
+            return f"divides {left} by zero at position {position}"
         if fault >= 0:
-            return f"divides {left} by {right} inexactly at position {fault + 1}"
+            return f"divides {left} by {right} inexactly at position {position}"
         value, wanted = int(result.value[0]), self._value(inputs)
         return "" if value == wanted else f"evaluates to {value}, not {wanted}"
 
@@ -200,10 +202,10 @@ class Arithmetic(Domain):
         return "" if self.solutions(inputs, limit=1) else f"no operators give {self._value(inputs)}"
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
-        end = int(np.argmax(inputs == EQUALS))
+        expression = inputs[_span(inputs)]
         operators = np.flatnonzero(inputs == MASK)
-        operands = inputs[:end][inputs[:end] >= ZERO].astype(np.int64) - ZERO
-        shape = "".join("?" if token == MASK else "d" for token in inputs[:end])
+        operands = expression[expression >= ZERO].astype(np.int64) - ZERO
+        shape = "".join("?" if token == MASK else "d" for token in expression)
         codes = np.flatnonzero(matches(shape, operands[None], _values(inputs[None])))[:limit]
         answers = np.zeros((len(codes), self.seq_len), dtype=np.uint8)
         for i, position in enumerate(reversed(operators)):
@@ -215,24 +217,31 @@ class Arithmetic(Domain):
     def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
         text = Text()
         filled = inputs if answer is None else answer
-        for symbol, token in zip(self._expression(inputs, filled).split(), inputs, strict=False):
+        for symbol, token in zip(self._expression(inputs, filled).split(), inputs[_span(inputs)], strict=True):
             text.append(symbol, style="bold cyan" if token == MASK else "").append(" ")
         return text.append(f"= {self._value(inputs)}")
 
     def svg(self, inputs: Tokens, answer: Tokens | None = None, changed: Bools | None = None) -> str:
         filled = inputs if answer is None else np.where(inputs == MASK, answer, inputs)
+        used = np.flatnonzero(inputs)
 
         def cell(row: int, column: int) -> tuple[str, str, str]:
-            lit = changed is not None and bool(changed[column])
-            ink = ACCENT if inputs[column] == MASK else INK
-            return HIGHLIGHT if lit else PAPER, _symbol(filled[column]), ink
+            at = used[column]
+            lit = changed is not None and bool(changed[at])
+            ink = ACCENT if inputs[at] == MASK else INK
+            return HIGHLIGHT if lit else PAPER, _symbol(filled[at]), ink
 
-        return svg_grid(1, int(np.count_nonzero(inputs)), cell, label=self.format(inputs))
+        return svg_grid(1, len(used), cell, label=self.format(inputs))
 
 
 def _symbol(token: int) -> str:
     """Anything a model may predict: what is no symbol, padding included, reads as not answered."""
     return VOCAB[token] if PAD < token < len(VOCAB) else "?"
+
+
+def _span(inputs: Tokens) -> slice:
+    """Where the expression stands: up to the equals sign, padding before it left out."""
+    return slice(int(np.argmax(inputs != PAD)), int(np.argmax(inputs == EQUALS)))
 
 
 def _values(inputs: Tokens) -> Ints:

@@ -239,6 +239,9 @@ class ArithmeticParams(Params):
         description="sampled: the operators as drawn; canonical: the first that fit, in the order + - * /; "
         "unique: only puzzles that one assignment fits",
     )
+    align: Literal["left", "right"] = Field(
+        default="left", description="where padding goes; right puts the value at the same positions in every puzzle"
+    )
     low: int = Field(default=0, ge=0, le=MAX_VALUE, description="smallest value of an expression")
     high: int = Field(default=101, ge=0, le=MAX_VALUE, description="largest value in train, val and id")
     ood_high: int = Field(
@@ -284,10 +287,17 @@ def draw(params: ArithmeticParams, seed: int, chunk: int, size: int = DRAWS) -> 
 
 def encode(params: ArithmeticParams, keys: Ints, codes: Ints) -> Arrays:
     shape, operands, value = _unpack(keys)
-    return {
-        "inputs": _inputs(shape, operands, value, params.seq_len),
-        "labels": _labels(shape, codes, params.seq_len),
-    }
+    inputs, labels = _inputs(shape, operands, value, params.seq_len), _labels(shape, codes, params.seq_len)
+    return {"inputs": aligned(params, inputs, inputs), "labels": aligned(params, labels, inputs)}
+
+
+def aligned(params: ArithmeticParams, tokens: Tokens, inputs: Tokens) -> Tokens:
+    """Tokens [n, seq_len] of the left-aligned puzzles `inputs`, moved to where the parameters want them."""
+    if params.align == "left":
+        return tokens
+    source = np.arange(params.seq_len) - np.count_nonzero(inputs == PAD, axis=1)[:, None]
+    moved: Tokens = np.where(source < 0, PAD, np.take_along_axis(tokens, source.clip(0), axis=1)).astype(np.uint8)
+    return moved
 
 
 def _multiset(shape: Ints, operands: Ints) -> Ints:
