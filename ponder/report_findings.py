@@ -1,0 +1,202 @@
+"""Findings: a claim, the rule that decides it, and the verdict that follows from stored results alone.
+
+The rule is declared in the study's YAML as comparisons of two quantities. A comparison holds when the 95% interval of
+its difference lies wholly on the claimed side; otherwise it does not, and the report says whether the interval lies on
+the other side or on both.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ponder import report_stats as stats
+from ponder.config import Frozen
+from ponder.errors import UserError
+from ponder.report_stats import Estimate
+from ponder.report_values import Place, Quantity, Results, compare, score_of
+
+CONFIRMED, NOT_CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not confirmed", "not testable", "not run yet"
+
+Side = str | Mapping[str, Any]
+"""A variant's name, or the parts of a quantity that this side changes, `variant` among them."""
+
+
+class Test(Frozen):
+    a: Side = Field({})
+    b: Side | tuple[Side, ...] = Field({})
+    """Several: the comparison must hold with each of them."""
+    of: Mapping[str, Any] = {}
+    """What is compared, a quantity; each side may change parts of it."""
+    is_: Literal["greater", "less", "within", "not_greater"] = Field(alias="is")
+    margin: float = 0.0
+    """In points for accuracies."""
+    at: Literal["end", "seconds", "updates"] = "end"
+    """At the end of each training, or at the smallest common total of this."""
+    spread: bool = False
+    """Compare the standard deviations over seeds instead of the means."""
+
+
+class Finding(Frozen):
+    id: str
+    claim: str
+    source: Literal["paper", "beyond"] = "paper"
+    tests: tuple[Test, ...]
+    need: Literal["all", "any"] = "all"
+    not_testable: Mapping[Literal["mini", "paper"], str] = {}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison, evaluated."""
+
+    words: str
+    estimate: Estimate | None
+    holds: bool | None
+    """None: it cannot be said."""
+    why: str
+    unit: str
+    needed: frozenset[Place]
+    """The trainings it compares."""
+    missing: frozenset[Place]
+    sides: tuple[tuple[str, Quantity], tuple[str, Quantity]] | None
+    """Variant and quantity of each side; None where it is no difference of final values."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    finding: Finding
+    verdict: str
+    why: str
+    compared: tuple[Compared, ...]
+
+
+def judge(finding: Finding, results: Results) -> Verdict:
+    """The verdict, from the declared rule and what is stored."""
+    scale: Any = results.scale
+    if scale in finding.not_testable:
+        return Verdict(finding, NOT_TESTABLE, finding.not_testable[scale], ())
+    compared = tuple(c for test in finding.tests for c in _compared(test, results))
+    if not compared:
+        return Verdict(finding, NOT_TESTABLE, f"its task is not part of the {scale} form", ())
+    if finding.need == "any" and any(c.holds for c in compared):
+        return Verdict(finding, CONFIRMED, "", compared)
+    needed = {place for c in compared for place in c.needed}
+    if missing := {place for c in compared for place in c.missing}:
+        there = len(needed) - len(missing)
+        return Verdict(finding, NOT_RUN, f"{there} of the {len(needed)} trainings it compares are there", compared)
+    unknown = [c for c in compared if c.holds is None]
+    if unknown:
+        return Verdict(finding, NOT_TESTABLE, unknown[0].why, compared)
+    failed = [c for c in compared if not c.holds]
+    if failed and (finding.need == "all" or len(failed) == len(compared)):
+        return Verdict(finding, NOT_CONFIRMED, "; ".join(dict.fromkeys(c.why for c in failed)), compared)
+    return Verdict(finding, CONFIRMED, "", compared)
+
+
+def _compared(test: Test, results: Results) -> Iterator[Compared]:
+    for b in test.b if isinstance(test.b, tuple) else (test.b,):
+        (variant_a, of_a), (variant_b, of_b) = (_side(side, test, results) for side in (test.a, b))
+        if {results.task_of(of) for of in (of_a, of_b)} <= set(results.tasks):
+            yield _compare(test, results, variant_a, of_a, variant_b, of_b)
+
+
+def _side(side: Side, test: Test, results: Results) -> tuple[str, Quantity]:
+    parts = {"variant": side} if isinstance(side, str) else dict(side)
+    variant = str(parts.pop("variant", results.study.baseline))
+    of = Quantity.model_validate({**test.of, **parts})
+    if (of.score is None) == (of.field is None):
+        raise UserError(f"study {results.study.name}: a finding's `of` needs exactly one of score and field")
+    return variant, of
+
+
+def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> Compared:
+    clock = None
+    if test.at != "end":
+        clock = results.clock("update" if test.at == "updates" else "seconds", [variant_a, variant_b], of_a)
+    a, b = results.readings(variant_a, of_a, clock), results.readings(variant_b, of_b, clock)
+    sides = ((variant_a, of_a), (variant_b, of_b))
+    places = [(results.task_of(of), variant) for variant, of in sides]
+    needed = frozenset((*place, seed) for place in places for seed in results.seeds(*place))
+    missing = frozenset(place for place in needed if results.cells[place] is None)
+    percent = of_a.percent and not test.spread
+    unit = "points" if percent else "log of the ratio" if test.spread else ""
+    if test.spread:
+        found = stats.spread_ratio([r.value for r in a.values()], [r.value for r in b.values()])
+        margin = 0.0
+    else:
+        found = compare(a, b)
+        margin = test.margin / 100 if percent else test.margin
+    holds, why = decide(found, test.is_, margin)
+    if found is None and test.spread and not missing:
+        why = "the spread over seeds is 0 or there is one seed only"
+    words = _words(test, results, variant_a, of_a, variant_b, of_b)
+    if clock is not None:
+        words += f", at {clock.at:,.0f} {'updates' if clock.axis == 'update' else 'seconds of training'} each"
+    final = not test.spread and clock is None
+    return Compared(words, found, holds, why, unit, needed, missing, sides if final else None)
+
+
+def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | None, str]:
+    """Whether the interval lies wholly on the claimed side; if not, where it lies."""
+    if found is None:
+        return None, "one side has no result"
+    if found.low is None or found.high is None or not (math.isfinite(found.low) and math.isfinite(found.high)):
+        return None, "one seed and no examples to resample give no interval"
+    low, high = found.low, found.high
+    if claimed == "greater":
+        if low > margin:
+            return True, ""
+        return False, "the interval lies on the other side" if high < margin else _includes(margin)
+    if claimed == "less":
+        if high < -margin:
+            return True, ""
+        return False, "the interval lies on the other side" if low > -margin else _includes(-margin)
+    if claimed == "not_greater":
+        if high < margin:
+            return True, ""
+        return False, "the interval lies above the margin" if low > margin else "the interval reaches beyond the margin"
+    if -margin < low and high < margin:
+        return True, ""
+    outside = low > margin or high < -margin
+    return False, "the interval lies outside the margin" if outside else "the interval reaches beyond the margin"
+
+
+def _includes(margin: float) -> str:
+    return "the interval includes 0" if margin == 0 else "the interval includes the margin"
+
+
+def _words(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:
+    """Both sides in words; what they share is said once."""
+    parts_a, parts_b = _described(variant_a, of_a, results), _described(variant_b, of_b, results)
+    both = list(zip(parts_a, parts_b, DEFAULTS, strict=True))
+    shared = [x for x, y, usual in both if x == y and x != usual]
+    left, right = ([pair[side] for pair in both if pair[0] != pair[1]] for side in (0, 1))
+    what = f"{', '.join(left)} minus {', '.join(right)}"
+    if test.spread:
+        what = f"spread over seeds of {what.replace(' minus ', ' over ')}"
+    return f"{what} ({', '.join(shared)})" if shared else what
+
+
+DEFAULTS = ("", "", "", "last checkpoint", "EMA weights", "at the training budget")
+
+
+def _described(variant: str, of: Quantity, results: Results) -> list[str]:
+    ways = {
+        "budget": DEFAULTS[-1],
+        "end": "at the last forced step",
+        "best_step": "at the best step",
+        "best_full": "at the most confident step",
+        "halting": "at its own halting",
+    }
+    metric = of.metric or (score_of(of.score).metric if of.score else "")
+    return [
+        variant if len(results.study.variants) > 1 else "",
+        of.score or str(of.field).replace("grad_norm", "mean gradient norm"),
+        "" if metric.startswith("pass") else metric,
+        f"{of.checkpoint} checkpoint",
+        "EMA weights" if of.weights == "ema" else "online weights",
+        ways.get(str(of.way), f"at step {of.way}"),
+    ]
