@@ -129,11 +129,53 @@ def eval_llm(args: Sequence[str]) -> None:
     main(args)
 
 
+def solve(args: Sequence[str]) -> None:
+    """solve puzzles with a trained model: text, JSON, pictures"""
+    from ponder.solve import main
+
+    main(args)
+
+
+def zoo(args: Sequence[str]) -> None:
+    """list the trained models; with a name, show its card"""
+    from ponder.cards import main
+
+    main(args)
+
+
+def study(args: Sequence[str]) -> None:
+    """the paper's experiments as one-diff variants: list, show, run, status, report"""
+    from ponder.study_cli import main
+
+    main(args)
+
+
 def import_(args: Sequence[str]) -> None:
     """convert a published HRM, TRM or URM checkpoint"""
     from ponder.model.import_cli import import_main
 
     import_main(list(args))
+
+
+def export(args: Sequence[str]) -> None:
+    """write one ACT step of a model as an ONNX graph"""
+    from ponder.export import main
+
+    main(args)
+
+
+def mcp(args: Sequence[str]) -> None:
+    """the solvers as tools for language models, over stdio"""
+    from ponder.serve.mcp import main
+
+    main(args)
+
+
+def serve(args: Sequence[str]) -> None:
+    """the solvers over HTTP, with a web page and MCP tools"""
+    from ponder.serve.http import main
+
+    main(args)
 
 
 def quickstart(args: Sequence[str]) -> None:
@@ -147,6 +189,8 @@ def quickstart(args: Sequence[str]) -> None:
 
 VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "quickstart": quickstart,
+    "solve": solve,
+    "zoo": zoo,
     "domains": domains,
     "presets": presets,
     "data": data,
@@ -157,7 +201,11 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "policies": policies,
     "search": search,
     "eval-llm": eval_llm,
+    "study": study,
     "import": import_,
+    "serve": serve,
+    "mcp": mcp,
+    "export": export,
 }
 
 

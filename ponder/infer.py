@@ -1,24 +1,41 @@
 """Solver: a puzzle in, a stream of ACT steps out. And opening whatever holds trained weights."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal
 
 import numpy as np
 import torch
 
 from ponder import checkpoint
 from ponder import config as configuration
+from ponder.answers import Answer, Thought, as_data
 from ponder.config import Config, ModelConfig
-from ponder.domains.base import Bools, Domain, Json, Tokens
+from ponder.domains.base import Domain, Json, Tokens
 from ponder.engine import SLOTS, Checker, Engine, Full, Seen
 from ponder.errors import UserError, unknown
 from ponder.model.reasoner import Reasoner
 
+__all__ = [
+    "ZOO",
+    "Answer",
+    "Opened",
+    "Shelf",
+    "Solver",
+    "Thought",
+    "Unsolvable",
+    "as_data",
+    "open_weights",
+    "zoo_names",
+]
+
 ZOO = Path(__file__).parent / "zoo"
+
+
+class Unsolvable(UserError):
+    """A well-formed puzzle that breaks the rules at first sight."""
 
 
 @dataclass(frozen=True)
@@ -89,67 +106,6 @@ def _locate(path: Path) -> tuple[Path, checkpoint.Checkpoint | None]:
     raise UserError(f"{path} is neither a run folder, a checkpoint, an imported model nor a zoo name")
 
 
-@dataclass(frozen=True)
-class Thought:
-    """The answer after one ACT step."""
-
-    step: int
-    answer: Tokens
-    changed: Bools
-    """Which positions differ from the step before."""
-    confidence: float
-    """The halting head's probability that the answer is right."""
-    valid: bool | None
-    """What the checker says; None where there is none."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a puzzle gets."""
-
-    model: str
-    domain: Domain = field(repr=False)
-    inputs: Tokens = field(repr=False)
-    tokens: Tokens = field(repr=False)
-    verified: bool | None
-    """What the checker says of it; None where there is none."""
-    by: Literal["model", "exact"]
-    """Who answered: the model, or the classical method that was asked for where the model fails the check."""
-    note: str
-    """What the asker should know: why the answer is refused, that none exists, or that several do; else empty."""
-    steps: int
-    confidence: float
-    """The halting head's probability that the model's answer is right; NaN for a model without such a head."""
-    trace: tuple[Thought, ...] = field(repr=False)
-    """How the model came to its answer, step by step."""
-
-    @property
-    def text(self) -> str:
-        return self.domain.format_answer(self.inputs, self.tokens)
-
-    @property
-    def json(self) -> Json:
-        return self.domain.answer_to_json(self.inputs, self.tokens)
-
-    def as_data(self, trace: bool = True) -> dict[str, Any]:
-        """All of it as plain data, for JSON."""
-        said: dict[str, Any] = {
-            "model": self.model,
-            "domain": self.domain.name,
-            "puzzle": self.domain.format(self.inputs),
-            "answer": self.json,
-            "text": self.text,
-            "verified": self.verified,
-            "by": self.by,
-            "note": self.note,
-            "steps": self.steps,
-            "confidence": _number(self.confidence),
-        }
-        if trace:
-            said["trace"] = [as_data(thought, self.domain, self.inputs) for thought in self.trace]
-        return said
-
-
 class Solver:
     """A trained model as a function from puzzles to answers."""
 
@@ -165,9 +121,13 @@ class Solver:
             raise UserError(f"{model} was imported and names no domain: evaluate it with `ponder eval --domain`")
         if fallback not in (None, "exact"):
             raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+        if fallback is not None and not self.opened.domain.checkable:
+            raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
+        if steps is not None and steps < 1:
+            raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
         self.name = self.opened.name
         self.domain: Domain = self.opened.domain
-        self.steps = steps or 4 * self.opened.model.config.max_steps
+        self.steps = 4 * self.opened.model.config.max_steps if steps is None else steps
         self.fallback = fallback
 
     def read(self, puzzle: str | Json) -> Tokens:
@@ -175,7 +135,7 @@ class Solver:
         inputs = self.domain.parse(puzzle) if isinstance(puzzle, str) else self.domain.from_json(puzzle)
         wrong = self.domain.conflicts(inputs)
         if wrong:
-            raise UserError(f"this puzzle has no solution: {wrong}")
+            raise Unsolvable(f"this puzzle has no solution: {wrong}")
         return inputs
 
     def stream(self, puzzle: str | Json) -> Iterator[Thought]:
@@ -197,9 +157,13 @@ class Solver:
 
     def solve_many(self, puzzles: Sequence[str | Json]) -> list[Answer]:
         """The answers of many puzzles, which share the machine; each gets what it would get alone."""
-        if not puzzles:
+        return self.solve_tokens([self.read(puzzle) for puzzle in puzzles])
+
+    def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
+        """The same for puzzles that were read."""
+        if not len(puzzles):
             return []
-        inputs = np.stack([self.read(puzzle) for puzzle in puzzles])
+        inputs = np.stack(puzzles)
         traces: list[list[Thought]] = [[] for _ in puzzles]
 
         def watch(seen: Seen) -> None:
@@ -227,25 +191,27 @@ class Solver:
         """The last thought as an answer, or the exact one where that is refused and `fallback` (or the solver's) asks
         for it; and what there is to say about it."""
         last = trace[-1]
-        tokens, verified, by, note = last.answer, last.valid, "model", ""
+        tokens, verified, notes = last.answer, last.valid, []
+        by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2)
-            if not verified and known and (fallback or self.fallback) == "exact":
-                tokens, verified, by = known[0], True, "exact"
             if not known:
-                note = "this puzzle has no solution"
+                notes.append("this puzzle has no solution")
             elif not verified:
-                note = f"the model's answer is wrong: {self.domain.explain(inputs, last.answer)}"
+                notes.append(f"the model's answer is wrong: {self.domain.explain(inputs, last.answer)}")
+                if (fallback or self.fallback) == "exact":
+                    tokens, by = known[0], "exact"
+                    verified = bool(self.domain.check(inputs[None], tokens[None])[0])
             if len(known) > 1:
-                note = "; ".join([*([note] if note else []), "several solutions exist, this is one of them"])
+                notes.append("several solutions exist" + (", this is one of them" if verified else ""))
         return Answer(
             model=self.name,
             domain=self.domain,
             inputs=inputs,
             tokens=tokens,
             verified=verified,
-            by=cast(Literal["model", "exact"], by),
-            note=note,
+            by=by,
+            note="; ".join(notes),
             steps=last.step,
             confidence=last.confidence,
             trace=tuple(trace),
@@ -255,9 +221,15 @@ class Solver:
 class Shelf:
     """The solvers at hand, opened when first asked for: the zoo's, or the models (names, run folders) one lists."""
 
-    def __init__(self, models: Sequence[str] | None = None, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        models: Sequence[str] | None = None,
+        device: str = "cpu",
+        steps: int | None = None,
+        fallback: Literal["exact"] | None = None,
+    ) -> None:
         self.places = {Path(m).name: m for m in (zoo_names() if models is None else models)}
-        self.device = device
+        self.device, self.steps, self.fallback = device, steps, fallback
         self.opened: dict[str, Solver] = {}
         if not self.places:
             raise UserError("there is no model: train one and name its run folder")
@@ -270,37 +242,27 @@ class Shelf:
         if name not in self.places:
             raise unknown("model", name, self.places)
         if name not in self.opened:
-            self.opened[name] = Solver(self.places[name], device=self.device)
+            self.opened[name] = Solver(self.places[name], self.steps, self.device, self.fallback)
         return self.opened[name]
+
+    def of(self, wanted: str) -> list[Solver]:
+        """The model of that name, or all of that domain."""
+        if wanted in self.places:
+            return [self[wanted]]
+        solvers = [self[name] for name in self.places]
+        if not any(s.domain.name == wanted for s in solvers):
+            raise unknown("model or domain", wanted, {*self.places, *(s.domain.name for s in solvers)})
+        return [s for s in solvers if s.domain.name == wanted]
 
     def choose(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
         """The model of that name, or the first of that domain that reads the puzzle; and the puzzle as it reads it."""
-        if wanted in self.places:
-            return self[wanted], self[wanted].read(puzzle)
-        solvers = [s for s in map(self.__getitem__, self.places) if s.domain.name == wanted]
-        if not solvers:
-            domains = {self[name].domain.name for name in self.places}
-            raise unknown("model or domain", wanted, [*self.places, *sorted(domains)])
+        solvers = self.of(wanted)
         refusals = []
         for solver in solvers:
             try:
                 return solver, solver.read(puzzle)
+            except Unsolvable:
+                raise  # it is this model's puzzle: that others cannot read it is no news
             except UserError as error:
                 refusals.append(f"{solver.name}: {error}")
         raise UserError("; ".join(refusals) if len(refusals) > 1 else refusals[0].partition(": ")[2])
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN."""
-    return None if math.isnan(value) else round(value, 6)
-
-
-def as_data(thought: Thought, domain: Domain, inputs: Tokens) -> dict[str, Any]:
-    """A thought as plain data, for JSON."""
-    return {
-        "step": thought.step,
-        "answer": domain.answer_to_json(inputs, thought.answer),
-        "changed": [int(i) for i in np.flatnonzero(thought.changed)],
-        "confidence": _number(thought.confidence),
-        "valid": thought.valid,
-    }

@@ -227,7 +227,7 @@ class Arithmetic(Domain):
 
         def cell(row: int, column: int) -> tuple[str, str, str]:
             at = used[column]
-            lit = changed is not None and bool(changed[at])
+            lit = changed is not None and bool(changed[at] and inputs[at] == MASK)
             ink = ACCENT if inputs[at] == MASK else INK
             return HIGHLIGHT if lit else PAPER, _symbol(filled[at]), ink
 

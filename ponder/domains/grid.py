@@ -12,6 +12,7 @@ LINE = "#c8ccd4"
 ACCENT = "#2f6fde"
 HIGHLIGHT = "#ffe08a"
 MUTED = "#8a90a0"
+WRONG = "#c0362c"
 
 
 def rows_of(text: str, height: int, width: int, allowed: str, what: str) -> list[str]:

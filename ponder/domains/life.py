@@ -149,9 +149,10 @@ class Life(Domain):
         def drawing(board: Tokens, mark: bool) -> str:
             def cell(row: int, column: int) -> tuple[str, str, str]:
                 token = int(board[row, column])
+                lit = mark and bool(marked[row * (width + 1) + column])
                 if token not in SYMBOLS:
-                    return PAPER, "?", MUTED
-                if mark and marked[row * (width + 1) + column]:
+                    return HIGHLIGHT if lit else PAPER, "?", MUTED
+                if lit:
                     return HIGHLIGHT, "■" if token == ALIVE else "", INK
                 return (INK if token == ALIVE else PAPER), "", INK
 

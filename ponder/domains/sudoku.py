@@ -22,7 +22,7 @@ from ponder.domains.base import (
     run_chunks,
     silent,
 )
-from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, PAPER, json_rows, rows_of, svg_grid
+from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, PAPER, WRONG, json_rows, rows_of, svg_grid
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
 from ponder.domains.sudoku_generate import BOXES, EMPTY, FIRST, generate_chunk, shape_of, solve, unit_name
 from ponder.errors import UserError
@@ -279,7 +279,8 @@ class Sudoku(Domain):
                 text.append(" " if c == 0 else " │ ", style="dim")
             else:
                 text.append(" ")
-            style = "bold" if clue >= FIRST else "green" if token >= FIRST else "dim"
+            given = "bold" if clue == token else "bold red"
+            style = given if clue >= FIRST else "green" if token >= FIRST else "dim"
             text.append(self._symbol(token), style=style)
         return text
 
@@ -290,6 +291,7 @@ class Sudoku(Domain):
             i = r * self.size + c
             fill = HIGHLIGHT if changed is not None and changed[i] else PAPER
             symbol = "" if shown[i] == EMPTY else self._symbol(shown[i])
-            return fill, symbol, INK if inputs[i] >= FIRST else ACCENT
+            given = INK if inputs[i] == shown[i] else WRONG
+            return fill, symbol, given if inputs[i] >= FIRST else ACCENT
 
         return svg_grid(self.size, self.size, cell, thick=BOXES[self.size], label=f"sudoku {self.format(shown)}")
