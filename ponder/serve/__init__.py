@@ -1,0 +1,1 @@
+"""Solvers for many clients: one service behind HTTP, MCP and the web page."""

@@ -1,0 +1,351 @@
+"""`ponder serve`: the solvers over HTTP, with the web page at `/` and the tools for language models at `/mcp`."""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from ipaddress import ip_address
+from typing import Annotated, Any, Literal, TypeVar
+
+import torch
+
+from ponder import __version__, runtime
+from ponder.answers import Answer, as_data
+from ponder.errors import UserError
+from ponder.infer import Shelf, Solver
+from ponder.serve import service as serving
+from ponder.serve.service import Busy, Late, Service, Unknown
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, Query, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from pydantic import BaseModel, ConfigDict, Field, ValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
+
+    from ponder.serve.guard import BODY, Guard, said
+    from ponder.serve.mcp import LOOPBACK, mounted
+    from ponder.serve.pages import docs_page, page_files
+except ModuleNotFoundError as error:
+    raise UserError(f"ponder serve needs {error.name}, an extra: pip install 'ponder[serve]'") from None
+
+T = TypeVar("T")
+
+
+class Asked(BaseModel):
+    """A puzzle, and who should answer it how."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(description="a model of /v1/models, or a domain: then the first model that reads the puzzle")
+    puzzle: Any = Field(description="text, or the domain's JSON; /v1/models has an example of each")
+    fallback: Literal["exact"] | None = Field(
+        default=None, description="'exact': a classical method answers where the model's answer fails the check"
+    )
+    trace: bool = Field(default=False, description="the answer after every ACT step too")
+    steps: int | None = Field(default=None, description="ACT steps at most; the model's own budget unless given")
+
+
+BODY_SCHEMA = {
+    "requestBody": {"required": True, "content": {"application/json": {"schema": Asked.model_json_schema()}}}
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"description": "the body is not what it should be"},
+    401: {"description": "the token is missing or wrong"},
+    404: {"description": "there is no such model"},
+    413: {"description": "the body is too long"},
+    422: {"description": "the puzzle cannot be read, or has no solution at first sight"},
+    503: {"description": "too many puzzles are under way; Retry-After says when to come back"},
+    504: {"description": "no answer within the time allowed"},
+}
+
+
+def make_app(
+    service: Service,
+    token: str | None = None,
+    body_limit: int = BODY,
+    host: str = LOOPBACK,
+    ready: Callable[[], None] = lambda: None,
+) -> FastAPI:
+    """The application for a server on `host`; it runs the service while it runs itself, and calls `ready` then."""
+    mcp, mcp_running = mounted(service, host)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with service, mcp_running:
+            ready()
+            yield
+
+    app = FastAPI(
+        title="ponder",
+        version=__version__,
+        description="Recursive reasoning models as puzzle solvers. Every answer says whether the checker accepts it.",
+        docs_url=None,  # FastAPI's pages load scripts from other hosts
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.add_middleware(Guard, metrics=service.metrics, token=token, body_limit=body_limit)
+    about = [_about(service.shelf[name]) for name in service.shelf.names]
+    files = page_files()
+
+    @app.post("/v1/solve", responses=ERRORS, summary="Solve a puzzle", openapi_extra=BODY_SCHEMA)
+    async def solve(request: Request) -> Response:
+        asked = await _asked(request)
+        work = service.solve(asked.model, asked.puzzle, asked.fallback, asked.steps)
+        answer = await _while_there(request.receive, work)
+        # Whoever has gone hears nothing of this; 499 is for the metrics.
+        return Response(status_code=499) if answer is None else said(answer.as_data(trace=asked.trace))
+
+    @app.post(
+        "/v1/solve/stream",
+        responses=ERRORS,
+        summary="Solve a puzzle, one server-sent event per ACT step",
+        openapi_extra=BODY_SCHEMA,
+    )
+    async def stream(request: Request) -> Response:
+        asked = await _asked(request)
+        solver, inputs = service.read(asked.model, asked.puzzle)
+        items = service.stream(solver.name, asked.puzzle, asked.fallback, asked.steps)
+
+        async def events() -> AsyncIterator[tuple[str, Any]]:
+            async with aclosing(items):  # type: ignore[type-var]
+                try:
+                    async for item in items:
+                        if isinstance(item, Answer):
+                            yield "answer", item.as_data(trace=False)
+                        else:
+                            yield "step", as_data(item, solver.domain, inputs)
+                except (Late, RuntimeError) as error:
+                    yield "error", {"error": str(error)}
+
+        return Events(events())
+
+    @app.get("/v1/models", summary="The models, their puzzles and what they were measured at")
+    async def models() -> Response:
+        return said({"models": about})
+
+    @app.get("/v1/models/{name}/random", summary="A random puzzle of a model", responses={404: ERRORS[404]})
+    async def random(name: str, seed: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
+        if name not in service.desks:
+            service.read(name, None)  # says what there is instead
+        solver = service.shelf[name]
+        inputs = (await asyncio.to_thread(solver.domain.sample, seed, 1))[0][0]
+        return said({"puzzle": solver.domain.format(inputs), "json": solver.domain.to_json(inputs)})
+
+    @app.get("/healthz", summary="Whether the server works")
+    async def healthz() -> Response:
+        alive = service.alive
+        return said({"ok": alive, "models": service.shelf.names, "version": __version__}, 200 if alive else 503)
+
+    @app.get("/metrics", summary="Counters in Prometheus' text format")
+    async def metrics() -> Response:
+        gauges = {
+            "ponder_queue_length": ("Puzzles that wait for a slot.", service.waiting),
+            "ponder_slots_in_use": ("Puzzles that hold a slot.", service.seated),
+            "ponder_slots": ("Slots there are.", dict.fromkeys(service.desks, service.slots)),
+        }
+        return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return Response(docs_page(app.openapi()), media_type="text/html")
+
+    @app.get("/", include_in_schema=False)
+    @app.get("/static/{name:path}", include_in_schema=False)
+    async def page(request: Request, name: str = "index.html") -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        file = files[name]
+        headers = {"ETag": file.etag, "Cache-Control": "no-cache"}
+        if request.headers.get("if-none-match") == file.etag:
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, media_type=file.kind, headers=headers)
+
+    app.router.routes.append(Route("/mcp", mcp))
+    _handle_errors(app)
+    return app
+
+
+async def _asked(request: Request) -> Asked:
+    """The body of a request. Read here, since FastAPI's own way takes a third of a request's time."""
+    if "json" not in request.headers.get("content-type", ""):  # nor can another site's page send this unasked
+        raise HTTPException(400, "the body should be JSON, sent with the header 'Content-Type: application/json'")
+    try:
+        return Asked.model_validate_json(await request.body())
+    except ValidationError as error:
+        raise HTTPException(400, _first(error.errors())) from None
+
+
+def _first(problems: Sequence[Any]) -> str:
+    """What is wrong with a request, in one line."""
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "body")
+    return f"{where or 'the body'}: {first['msg']}"
+
+
+def _about(solver: Solver) -> dict[str, Any]:
+    """What /v1/models says of a model."""
+    domain = solver.domain
+    try:
+        solver.read(domain.example)
+        example = domain.example
+    except UserError:  # it is made for the domain's default parameters
+        example = domain.format(domain.sample(0, 1)[0][0])
+    card = solver.opened.path / "card.json"
+    return {
+        "name": solver.name,
+        "domain": domain.name,
+        "title": domain.title,
+        "rules": domain.rules,
+        "example": example,
+        "example_json": domain.to_json(domain.parse(example)),
+        "checkable": domain.checkable,
+        "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
+        "max_steps": solver.opened.model.config.max_steps,
+        "budget": solver.steps,
+        "params": domain.params.model_dump(mode="json"),
+        "card": json.loads(card.read_text()) if card.is_file() else None,
+    }
+
+
+async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of the work, or None where the client goes away before it is done."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working, gone = asyncio.create_task(work), asyncio.create_task(watch())
+    try:
+        await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        working.cancel()
+        gone.cancel()
+
+
+class Events(Response):
+    """Server-sent events, until they end or nobody listens."""
+
+    def __init__(self, events: AsyncIterator[tuple[str, Any]]) -> None:
+        super().__init__(
+            media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
+        del self.headers["content-length"]
+        self.events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def work() -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with aclosing(self.events):  # type: ignore[type-var]
+                async for name, data in self.events:
+                    body = f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+        await _while_there(receive, work())
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Every error is {"error": one line}."""
+
+    def answer(status: int, headers: Mapping[str, str] | None = None) -> Callable[[Request, Any], Awaitable[Response]]:
+        async def handler(request: Request, error: Exception) -> Response:
+            return said({"error": str(error)}, status, headers)
+
+        return handler
+
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
+        return said({"error": _first(error.errors())}, 400)
+
+    async def http(request: Request, error: HTTPException) -> Response:
+        line = f"there is no {request.url.path}: see /docs" if error.status_code == 404 else str(error.detail)
+        return said({"error": line}, error.status_code, error.headers)
+
+    app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
+    app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
+    app.add_exception_handler(UserError, answer(422))
+    app.add_exception_handler(Unknown, answer(404))
+    app.add_exception_handler(Busy, answer(503, {"Retry-After": "1"}))
+    app.add_exception_handler(Late, answer(504))
+    app.add_exception_handler(RuntimeError, answer(500))
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="ponder serve",
+        description="Serve solvers over HTTP: the web page at /, the API at /v1 (see /docs), MCP at /mcp.",
+    )
+    parser.add_argument("--model", action="append", metavar="NAME|RUN", help="repeatable; default: all of the zoo")
+    parser.add_argument("--host", default=LOOPBACK)
+    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one")
+    parser.add_argument("--slots", type=int, default=serving.SLOTS, help="puzzles that a model works on at a time")
+    parser.add_argument("--queue", type=int, default=serving.QUEUE, help="puzzles more that may wait for each model")
+    parser.add_argument("--timeout", type=float, default=serving.TIMEOUT, help="seconds for one answer")
+    parser.add_argument("--threads", type=int, help="of torch; default: its own choice")
+    parser.add_argument("--token", help="bearer token that clients must send; better in the variable PONDER_TOKEN")
+    parser.add_argument("--open", action="store_true", help="allow another host than this machine without a token")
+    options = parser.parse_args(args)
+    token = options.token or os.environ.get("PONDER_TOKEN") or None
+    if not (_loopback(options.host) or token or options.open):
+        raise UserError(
+            f"host {options.host} can be reached from other machines: set PONDER_TOKEN, or give --open to let anyone in"
+        )
+    if options.threads is not None:
+        if options.threads < 1:
+            raise UserError(f"threads {options.threads} is too small: give at least 1")
+        torch.set_num_threads(options.threads)
+    runtime.reuse_memory()
+    listening = _listen(options.host, options.port)
+    service = Service(Shelf(options.model), options.slots, options.queue, options.timeout)
+    address = f"[{options.host}]" if ":" in options.host else options.host
+    url = f"http://{address}:{listening.getsockname()[1]}"
+
+    def ready() -> None:
+        print(f"serving {', '.join(service.shelf.names)} at {url}  (Ctrl-C ends it)", flush=True)
+
+    config = uvicorn.Config(
+        make_app(service, token, host=options.host, ready=ready),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        timeout_graceful_shutdown=int(options.timeout) + 5,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
+    if not server.started:
+        sys.exit(1)
+
+
+def _loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket that takes connections from now on, so that whoever reads the address can use it at once."""
+    if not 0 <= port < 65536:
+        raise UserError(f"port {port} does not exist: give 1 to 65535, or 0 for any free one")
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        raise UserError(f"cannot listen at {host} port {port}: {error}; give another --host or --port") from None
+    return listening

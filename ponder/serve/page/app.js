@@ -1,0 +1,297 @@
+// The page: which model, which puzzle, and what became of it.
+
+import { Api } from "./api.js";
+import { Arithmetic } from "./arithmetic.js";
+import { draw } from "./chart.js";
+import { $, calm, count, h, percent } from "./dom.js";
+import { Life } from "./life.js";
+import { Maze } from "./maze.js";
+import { Plain } from "./plain.js";
+import { Player } from "./player.js";
+import { Sudoku } from "./sudoku.js";
+
+const VIEWS = { sudoku: Sudoku, maze: Maze, life: Life, arithmetic: Arithmetic };
+const viewOf = (model) => VIEWS[model.domain] ?? Plain;
+const titleOf = (domain) => VIEWS[domain]?.title ?? `${domain[0].toUpperCase()}${domain.slice(1)}`;
+const order = (domain) => [...Object.keys(VIEWS), domain].indexOf(domain);
+
+const api = new Api(askToken);
+let models = [];
+let model = null;
+let view = null;
+let answer = null; // the server's last word on the puzzle shown, once it is there
+let running = null; // aborts the solution under way
+let turn = 0; // counts what the user did: a random puzzle that comes after the next deed comes too late
+let remembering = null; // the timer after which the address names the puzzle
+const player = new Player(render);
+
+// What the page says ---------------------------------------------------------------------------------------------------
+
+function say(kind, headline, detail = "") {
+  $("verdict").className = `verdict ${kind}`;
+  $("headline").textContent = headline;
+  $("detail").textContent = detail;
+  $("view").dataset.verdict = kind;
+}
+
+function sayError(error) {
+  say("error", sentence(error.message));
+}
+
+function invite() {
+  say("idle", "Ready when you are", "Enter a puzzle or take a random one, then press Solve.");
+}
+
+// A step's verdict is its own: a board that the checker refuses never stands beside the word "correct".
+function render(frame, before, playing) {
+  const last = frame === player.frames.at(-1) && answer !== null;
+  const changes = view.show(view instanceof Plain && last ? answer.text : frame.answer, before);
+  $("verdict").setAttribute("aria-busy", String(playing));
+  if (frame.kind === "puzzle") say("idle", "The puzzle, before the first step");
+  else if (last) conclude();
+  else if (answer === null || playing) say("busy", `Thinking: step ${frame.step}`, judged(frame));
+  else say(frame.valid ? "good" : "busy", `After step ${frame.step}`, judged(frame));
+  return changes;
+}
+
+function judged(frame) {
+  return { true: "The checker accepts this.", false: "The checker does not accept this yet." }[String(frame.valid)] ?? "";
+}
+
+function conclude() {
+  const { verified, by, note, steps, confidence } = answer;
+  const sure = confidence === null ? "" : ` at ${percent(confidence, 1)} confidence`;
+  if (by === "exact") say("exact", "Answered by exact solver", sentence(note));
+  else if (verified) say("good", "Checked: correct", [`The model answered in ${count(steps, "step")}${sure}.`, sentence(note)].join(" "));
+  else if (verified === false) say("bad", "Not correct", [sentence(note), `${count(steps, "step")}${sure}.`].join(" "));
+  else say("idle", "Not checked", `This domain has no checker. The model answered in ${count(steps, "step")}${sure}.`);
+}
+
+function sentence(note) {
+  return note ? `${note[0].toUpperCase()}${note.slice(1)}${/[.?!)]$/.test(note) ? "" : "."}` : "";
+}
+
+// Why thinking ended, and where the model alone would have ended it.
+function sayHalting() {
+  const thoughts = player.frames.filter(({ kind }) => kind === "step");
+  const last = thoughts.at(-1);
+  const why = last.valid ? "the checker accepted" : "the step budget was spent";
+  const own = thoughts.find(({ confidence }) => confidence > 0.5);
+  const alone = last.confidence === null ? "" : own ? ` On its own the model would have stopped after step ${own.step}.` : " On its own the model would not have stopped yet.";
+  $("halting").textContent = `Halted after ${count(last.step, "step")}: ${why}.${alone}`;
+}
+
+// Choosing -------------------------------------------------------------------------------------------------------------
+
+function listDomains() {
+  const domains = [...new Set(models.map(({ domain }) => domain))].sort((a, b) => order(a) - order(b));
+  $("domains").replaceChildren(
+    ...domains.map((domain) =>
+      h("label", {}, h("input", { type: "radio", name: "domain", value: domain, onchange: () => start(models.find((m) => m.domain === domain)) }), h("span", {}, titleOf(domain))),
+    ),
+  );
+}
+
+// Put a model's empty board on the page.
+function choose(chosen) {
+  stop();
+  model = chosen;
+  document.querySelector(`input[name=domain][value="${CSS.escape(model.domain)}"]`).checked = true;
+  const peers = models.filter(({ domain }) => domain === model.domain);
+  $("model").replaceChildren(...peers.map(({ name }) => h("option", { value: name, selected: name === model.name }, name)));
+  const facts = [model.parameters && `${model.parameters.toLocaleString("en")} parameters`, model.max_steps && `trained to think ${count(model.max_steps, "step")}`];
+  $("about").textContent = facts.filter(Boolean).join(" · ");
+  $("rules").textContent = model.rules;
+  $("steps").max = model.budget;
+  $("steps").value = "";
+  $("steps").placeholder = model.budget;
+  $("paste-hint").textContent = viewOf(model).hint;
+  view = new (viewOf(model))(model.params ?? {}, edited);
+  $("view").replaceChildren(view.element);
+  draw($("chart"), model, null);
+  for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;
+  forget();
+}
+
+// A model with a puzzle to begin with.
+async function start(chosen) {
+  choose(chosen);
+  await randomise();
+}
+
+// Puzzles --------------------------------------------------------------------------------------------------------------
+
+function forget() {
+  answer = null;
+  player.reset();
+  $("halting").textContent = "";
+  invite();
+}
+
+// The user changed the puzzle: what was said of the old one is void.
+function edited() {
+  stop();
+  forget();
+  draw($("chart"), model, null);
+  clearTimeout(remembering);
+  remembering = setTimeout(remember, 200); // browsers refuse a new address for every cell of a stroke
+}
+
+function remember() {
+  clearTimeout(remembering);
+  history.replaceState(null, "", `#${new URLSearchParams({ model: model.name, puzzle: view.text })}`);
+}
+
+// Show a puzzle given as text, with the first model of the domain that can read it.
+function put(text) {
+  const able = [model, ...models.filter((m) => m.domain === model.domain)].find((m) => {
+    try {
+      viewOf(m).read(text, m.params ?? {});
+      return true;
+    } catch {
+      return false;
+    }
+  });
+  if (able && able !== model) choose(able);
+  view.load(text);
+  edited();
+}
+
+async function randomise() {
+  stop();
+  forget();
+  view.show(null, null);
+  say("busy", "Drawing a puzzle…");
+  const mine = turn;
+  try {
+    const puzzle = await api.random(model.name);
+    if (turn === mine) put(puzzle);
+  } catch (error) {
+    if (turn === mine) sayError(error);
+  }
+}
+
+function stop() {
+  turn += 1;
+  running?.abort();
+  running = null;
+  $("solve").textContent = "Solve";
+}
+
+async function solve() {
+  stop();
+  view.show(null, null);
+  forget();
+  remember();
+  const mine = (running = new AbortController());
+  $("solve").textContent = "Stop";
+  say("busy", "Thinking…");
+  $("verdict").scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
+  const body = { model: model.name, puzzle: view.text, fallback: $("fallback").checked ? "exact" : null, steps: Number($("steps").value) || null };
+  try {
+    const got = await api.solve(body, (step) => running === mine && player.add({ kind: "step", ...step }), mine.signal);
+    if (running !== mine) return;
+    answer = got;
+    if (got.by === "exact") player.add({ kind: "exact", answer: got.answer, confidence: null, valid: got.verified });
+    player.finish();
+    sayHalting();
+    draw($("chart"), model, got.steps);
+  } catch (error) {
+    if (error.name === "AbortError" || running !== mine) return;
+    player.reset();
+    view.show(null, null);
+    sayError(error);
+  }
+  stop();
+}
+
+// Tokens and links -----------------------------------------------------------------------------------------------------
+
+function askToken() {
+  const dialog = $("token-dialog");
+  $("token").value = "";
+  dialog.showModal();
+  return new Promise((resolve) =>
+    dialog.addEventListener("close", () => resolve($("token").value), { once: true }),
+  );
+}
+
+async function share() {
+  remember();
+  try {
+    await navigator.clipboard.writeText(location.href);
+    $("share").textContent = "Link copied";
+  } catch {
+    $("share").textContent = "Link is in the address bar";
+  }
+  setTimeout(() => ($("share").textContent = "Share"), 2500);
+}
+
+// The model and puzzle of a link, or the first model and a random puzzle.
+async function follow() {
+  const said = new URLSearchParams(location.hash.slice(1));
+  const [name, puzzle] = [said.get("model"), said.get("puzzle")];
+  const wanted = models.find((m) => m.name === name);
+  if (wanted === undefined || puzzle === null) await start(wanted ?? models.find(({ domain }) => domain === $("domains").querySelector("input").value));
+  else {
+    choose(wanted);
+    try {
+      put(puzzle);
+    } catch (error) {
+      sayError(error);
+    }
+  }
+  if (name !== null && wanted === undefined) say("error", `This server has no model “${name}”, which the link names.`);
+}
+
+function listen() {
+  $("choose").addEventListener("submit", (event) => event.preventDefault());
+  $("model").addEventListener("change", () => start(models.find(({ name }) => name === $("model").value)));
+  $("solve").addEventListener("click", () => {
+    if (running === null) return solve();
+    stop();
+    forget();
+    view.show(null, null);
+  });
+  $("random").addEventListener("click", randomise);
+  $("clear").addEventListener("click", () => {
+    view.clear();
+    edited();
+  });
+  $("share").addEventListener("click", share);
+  $("paste").addEventListener("click", () => {
+    $("paste-box").hidden = !$("paste-box").hidden;
+    $("paste").setAttribute("aria-expanded", String(!$("paste-box").hidden));
+    if (!$("paste-box").hidden) $("paste-text").focus();
+  });
+  $("paste-box").addEventListener("submit", (event) => {
+    event.preventDefault();
+    paste($("paste-text").value);
+  });
+  // Ctrl+V anywhere but in a text field.
+  document.addEventListener("paste", (event) => {
+    if (event.target.matches?.("input, textarea") || view === null) return;
+    paste(event.clipboardData.getData("text"));
+  });
+  addEventListener("hashchange", follow);
+}
+
+function paste(text) {
+  try {
+    put(text);
+  } catch (error) {
+    stop();
+    forget();
+    view.show(null, null);
+    sayError(error);
+  }
+}
+
+try {
+  models = await api.models();
+  listDomains();
+  listen();
+  await follow();
+} catch (error) {
+  sayError(error);
+}

@@ -1,0 +1,296 @@
+"""Service: the puzzles of many clients share each model through continuous batching.
+
+One thread does the models' work: at each of its turns every model that has puzzles advances by one ACT step. A puzzle
+that came meanwhile takes a free slot; one that is finished, no longer wanted or at the end of its own budget leaves.
+Exact checks and fallbacks, which may take longer than a step, run in a small pool beside it. The event loop only
+passes puzzles in and answers out.
+"""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from ponder.answers import Answer, Thought
+from ponder.domains.base import Json, Tokens
+from ponder.errors import UserError, unknown
+from ponder.infer import Shelf, Solver
+from ponder.serve.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+SLOTS = 64
+QUEUE = 512
+TIMEOUT = 60.0
+CHECKERS = 2
+"""Threads for exact checks: a puzzle that takes long there does not hold up the others."""
+SWITCH = 0.0005
+"""Seconds that one thread may keep the interpreter while another wants it. A step calls into torch some hundred times
+and gives the interpreter away at each; with Python's 5 ms it would wait that long to get it back, each time."""
+
+
+class Busy(Exception):
+    """As many puzzles are under way as there is room for."""
+
+
+class Late(Exception):
+    """No answer within the time allowed."""
+
+
+class Unknown(UserError):
+    """Neither a model nor a domain of that name."""
+
+
+@dataclass(eq=False)
+class _Job:
+    """One puzzle of one client."""
+
+    desk: "_Desk"
+    inputs: Tokens
+    budget: int
+    fallback: str | None
+    watched: bool
+    """Whether the client wants every thought, not only the answer."""
+    deadline: float
+    out: asyncio.Queue[Thought | Answer | Exception] = field(default_factory=asyncio.Queue)
+    trace: list[Thought] = field(default_factory=list)
+    over: bool = False
+    """Answered, or no longer wanted. Set by the event loop alone, and never taken back."""
+
+
+class _Desk:
+    """One model at work."""
+
+    def __init__(self, solver: Solver, slots: int) -> None:
+        self.solver = solver
+        self.engine = solver.engine(slots)
+        self.waiting: deque[_Job] = deque()
+        """Shared by both threads: touch it only while holding the service's lock."""
+        self.seated: dict[int, _Job] = {}
+        """Ticket -> the job that holds a slot. The worker's own."""
+        self.under_way = 0
+        """Puzzles accepted and neither answered nor dropped. The event loop's own."""
+
+
+class Service:
+    """Solvers at the service of many clients. Use as `async with service:`, from one event loop.
+
+    Each model has `slots` places in its batch, and at most `queue` puzzles more may be under way, waiting for a slot or
+    for the exact check of their answers. Whoever comes then is refused (Busy); whoever has no answer `timeout` seconds
+    after it came is let go (Late).
+    """
+
+    def __init__(self, shelf: Shelf, slots: int = SLOTS, queue: int = QUEUE, timeout: float = TIMEOUT) -> None:
+        for name, value, least in (("slots", slots, 1), ("queue", queue, 0)):
+            if value < least:
+                raise UserError(f"{name} {value} is too small: give at least {least}")
+        if not timeout > 0:
+            raise UserError(f"timeout {timeout:g} is too small: give a number of seconds above 0")
+        self.shelf, self.slots, self.queue, self.timeout = shelf, slots, queue, timeout
+        self.desks = {name: _Desk(shelf[name], slots) for name in shelf.names}
+        self.metrics = Metrics()
+        self.wake = threading.Condition()
+        self.open = False
+
+    async def __aenter__(self) -> "Service":
+        if self.open:
+            raise RuntimeError("this service is running already")
+        sys.setswitchinterval(SWITCH)
+        self.loop = asyncio.get_running_loop()
+        self.pool = ThreadPoolExecutor(CHECKERS, thread_name_prefix="ponder-check")
+        self.worker = threading.Thread(target=self._work, name="ponder-work", daemon=True)
+        self.open = True
+        self.worker.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Finishes what is under way."""
+        with self.wake:
+            self.open = False
+            self.wake.notify()
+        await asyncio.to_thread(self.worker.join)
+        await asyncio.to_thread(self.pool.shutdown)
+
+    # For the clients, on the event loop -----------------------------------------------------------------------------
+
+    async def solve(
+        self, wanted: str, puzzle: str | Json, fallback: str | None = None, steps: int | None = None
+    ) -> Answer:
+        """The answer of the model of that name, or of the first model of that domain that reads the puzzle."""
+        job = self._accept(wanted, puzzle, fallback, steps, watched=False)
+        try:
+            answer = await self._next(job)
+            assert isinstance(answer, Answer)
+            return answer
+        finally:
+            self._leave(job)
+
+    def stream(
+        self, wanted: str, puzzle: str | Json, fallback: str | None = None, steps: int | None = None
+    ) -> AsyncIterator[Thought | Answer]:
+        """Every thought on the way, and the answer at last. A puzzle that is refused is refused by this call."""
+        return self._items(self._accept(wanted, puzzle, fallback, steps, watched=True))
+
+    def read(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
+        """Who answers, and the puzzle as it reads it."""
+        domains = {desk.solver.domain.name for desk in self.desks.values()}
+        if wanted not in self.desks and wanted not in domains:
+            raise Unknown(str(unknown("model or domain", wanted, {*self.desks, *domains})))
+        return self.shelf.choose(wanted, puzzle)
+
+    @property
+    def alive(self) -> bool:
+        return self.open and self.worker.is_alive()
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Model -> puzzles that wait for a slot."""
+        return {name: len(desk.waiting) for name, desk in self.desks.items()}
+
+    @property
+    def seated(self) -> dict[str, int]:
+        """Model -> slots in use."""
+        return {name: len(desk.seated) for name, desk in self.desks.items()}
+
+    def _accept(self, wanted: str, puzzle: str | Json, fallback: str | None, steps: int | None, watched: bool) -> _Job:
+        if fallback not in (None, "exact"):
+            raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+        solver, inputs = self.read(wanted, puzzle)
+        if steps is not None and not 1 <= steps <= solver.steps:
+            raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
+        if not self.open:
+            raise Busy("this server is shutting down")
+        desk = self.desks[solver.name]
+        room = self.slots + self.queue
+        if desk.under_way >= room:
+            raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
+        job = _Job(desk, inputs, steps or solver.steps, fallback, watched, self.loop.time() + self.timeout)
+        desk.under_way += 1
+        with self.wake:
+            desk.waiting.append(job)
+            self.wake.notify()
+        return job
+
+    async def _next(self, job: _Job) -> Thought | Answer:
+        try:
+            async with asyncio.timeout_at(job.deadline):
+                item = await job.out.get()
+        except TimeoutError:
+            self.metrics.late.add(job.desk.solver.name)
+            raise Late(f"no answer within {self.timeout:g} seconds: try again later, or give fewer steps") from None
+        if isinstance(item, Exception):
+            raise item
+        return item
+
+    async def _items(self, job: _Job) -> AsyncIterator[Thought | Answer]:
+        try:
+            while True:
+                item = await self._next(job)
+                yield item
+                if isinstance(item, Answer):
+                    return
+        finally:
+            self._leave(job)
+
+    def _leave(self, job: _Job) -> None:
+        """The job is over: its slot, its place in the queue or its check are free for others."""
+        if job.over:
+            return
+        job.over = True
+        job.desk.under_way -= 1
+        with self.wake:
+            if job in job.desk.waiting:
+                job.desk.waiting.remove(job)
+
+    def _deliver(self, items: Iterable[tuple[_Job, Thought | Answer | Exception]]) -> None:
+        for job, item in items:
+            if job.over:
+                continue
+            job.out.put_nowait(item)
+            if isinstance(item, Answer):
+                self.metrics.puzzles.add(
+                    item.model, {True: "yes", False: "no", None: "unchecked"}[item.verified], item.by
+                )
+            if not isinstance(item, Thought):
+                self._leave(job)
+
+    # The worker's thread --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        desks = list(self.desks.values())
+        while True:
+            with self.wake:
+                self.wake.wait_for(lambda: not self.open or any(desk.waiting or desk.seated for desk in desks))
+                if not any(desk.waiting or desk.seated for desk in desks):
+                    return
+            for desk in desks:
+                try:
+                    self._turn(desk)
+                except Exception as error:
+                    log.exception("%s failed; its puzzles are lost", desk.solver.name)
+                    lost, desk.seated = desk.seated, {}
+                    desk.engine = desk.solver.engine(self.slots)
+                    self._post([(job, RuntimeError(f"{desk.solver.name} failed: {error}")) for job in lost.values()])
+
+    def _turn(self, desk: _Desk) -> None:
+        """One ACT step of one model."""
+        solver, engine, seated = desk.solver, desk.engine, desk.seated
+        unwanted = [ticket for ticket, job in seated.items() if job.over]
+        if unwanted:
+            self._free(desk, unwanted)
+        with self.wake:
+            while desk.waiting and len(seated) < self.slots:
+                job = desk.waiting.popleft()
+                seated[engine.admit(job.inputs)] = job
+        if not seated:
+            return
+        began = time.perf_counter()
+        seen, done = engine.advance()
+        thoughts: list[tuple[_Job, Thought | Answer | Exception]] = []
+        finished: list[_Job] = []
+        enough: list[int] = []
+        for row, ticket in enumerate(seen.tickets.tolist()):
+            job = seated[ticket]
+            thought = solver.thought(seen, row, job.trace[-1].answer if job.trace else job.inputs)
+            job.trace.append(thought)
+            if job.watched:
+                thoughts.append((job, thought))
+            if done[row]:
+                finished.append(seated.pop(ticket))
+            elif thought.step >= job.budget:
+                finished.append(job)
+                enough.append(ticket)
+        if enough:
+            self._free(desk, enough)
+        self.metrics.steps.add(solver.name, by=len(seen.tickets))
+        self.metrics.turns.add(solver.name)
+        self.metrics.working.add(solver.name, by=time.perf_counter() - began)
+        if thoughts:
+            self._post(thoughts)  # before the pool gets the job: the answer comes last
+        for job in finished:
+            self.pool.submit(self._finish, job)
+
+    def _free(self, desk: _Desk, tickets: list[int]) -> None:
+        desk.engine.drop(tickets)
+        for ticket in tickets:
+            del desk.seated[ticket]
+
+    def _finish(self, job: _Job) -> None:
+        if job.over:
+            return
+        try:
+            self._post([(job, job.desk.solver.answer(job.inputs, job.trace, job.fallback))])
+        except Exception as error:
+            log.exception("%s could not finish an answer", job.desk.solver.name)
+            self._post([(job, RuntimeError(f"{job.desk.solver.name} failed: {error}"))])
+
+    def _post(self, items: list[tuple[_Job, Thought | Answer | Exception]]) -> None:
+        self.loop.call_soon_threadsafe(self._deliver, items)
