@@ -52,7 +52,7 @@ class Opened:
 
 
 def zoo_names() -> list[str]:
-    return sorted(p.parent.name for p in ZOO.glob("*/config.json"))
+    return sorted(p.parent.name for p in ZOO.glob("[!.]*/config.json"))
 
 
 def open_weights(where: str | Path, weights: str = "ema", device: torch.device | None = None) -> Opened:

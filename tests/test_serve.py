@@ -33,7 +33,7 @@ from ponder.errors import UserError
 from ponder.infer import Shelf, Solver
 from ponder.model.reasoner import Reasoner
 from ponder.serve.metrics import SECONDS
-from ponder.serve.service import Busy, Late, Service, Unknown, _Job
+from ponder.serve.service import Busy, Failed, Late, Service, Unknown, _Job
 from tests.conftest import tiny
 
 GOOD = "1.....2..3.....4"
@@ -471,7 +471,7 @@ def test_refusals_and_failures(endless: Path, monkeypatch: pytest.MonkeyPatch) -
                 await collect(items)
             with monkeypatch.context() as patch:
                 patch.setattr(service.desks["endless"].engine, "advance", lambda: 1 / 0)
-                with pytest.raises(RuntimeError, match="endless failed: division by zero"):
+                with pytest.raises(Failed, match="endless failed: division by zero"):
                     await service.solve("endless", GOOD)
             assert (await service.solve("endless", GOOD, steps=2)).steps == 2  # it goes on with a new engine
 

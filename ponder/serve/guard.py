@@ -18,7 +18,7 @@ BODY = 256 * 1024
 PATIENCE = 20.0
 """Seconds within which a body must have arrived."""
 
-PUBLIC = ("/", "/static", "/healthz")
+PUBLIC = ("/", "/static", "/healthz", "/docs", "/openapi.json")
 """Needs no token: a browser cannot send one before it has the page, and nothing of it is secret."""
 PATHS = (
     "/v1/solve/stream",

@@ -18,7 +18,7 @@ from ponder.answers import Answer, as_data
 from ponder.errors import UserError
 from ponder.infer import Shelf, Solver
 from ponder.serve import service as serving
-from ponder.serve.service import Busy, Late, Service, Unknown
+from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 
 try:
     import uvicorn
@@ -121,7 +121,7 @@ def make_app(
                             yield "answer", item.as_data(trace=False)
                         else:
                             yield "step", as_data(item, solver.domain, inputs)
-                except (Late, RuntimeError) as error:
+                except (Late, Failed) as error:
                     yield "error", {"error": str(error)}
 
         return Events(events())
@@ -268,13 +268,17 @@ def _handle_errors(app: FastAPI) -> None:
         line = f"there is no {request.url.path}: see /docs" if error.status_code == 404 else str(error.detail)
         return said({"error": line}, error.status_code, error.headers)
 
+    async def broken(request: Request, error: Exception) -> Response:
+        return said({"error": "the server failed at this request; its log says where"}, 500)
+
     app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]
     app.add_exception_handler(UserError, answer(422))
     app.add_exception_handler(Unknown, answer(404))
     app.add_exception_handler(Busy, answer(503, {"Retry-After": "1"}))
     app.add_exception_handler(Late, answer(504))
-    app.add_exception_handler(RuntimeError, answer(500))
+    app.add_exception_handler(Failed, answer(500))
+    app.add_exception_handler(Exception, broken)  # and uvicorn logs the traceback
 
 
 # The command ----------------------------------------------------------------------------------------------------------

@@ -43,6 +43,10 @@ class Late(Exception):
     """No answer within the time allowed."""
 
 
+class Failed(RuntimeError):
+    """The model or a check broke down on a puzzle. The log has the traceback."""
+
+
 class Unknown(UserError):
     """Neither a model nor a domain of that name."""
 
@@ -238,7 +242,7 @@ class Service:
                     log.exception("%s failed; its puzzles are lost", desk.solver.name)
                     lost, desk.seated = desk.seated, {}
                     desk.engine = desk.solver.engine(self.slots)
-                    self._post([(job, RuntimeError(f"{desk.solver.name} failed: {error}")) for job in lost.values()])
+                    self._post([(job, Failed(f"{desk.solver.name} failed: {error}")) for job in lost.values()])
 
     def _turn(self, desk: _Desk) -> None:
         """One ACT step of one model."""
@@ -290,7 +294,7 @@ class Service:
             self._post([(job, job.desk.solver.answer(job.inputs, job.trace, job.fallback))])
         except Exception as error:
             log.exception("%s could not finish an answer", job.desk.solver.name)
-            self._post([(job, RuntimeError(f"{job.desk.solver.name} failed: {error}"))])
+            self._post([(job, Failed(f"{job.desk.solver.name} failed: {error}"))])
 
     def _post(self, items: list[tuple[_Job, Thought | Answer | Exception]]) -> None:
         self.loop.call_soon_threadsafe(self._deliver, items)

@@ -1,0 +1,184 @@
+"""Continuous batching against one request at a time: `python benchmarks/serve.py [MODEL ...] [--quick] [--save]`.
+
+Two real servers (`ponder serve`), one with many slots and one with a single slot, take turns with the same puzzles from
+the same number of clients. Each client has one connection and asks for its next puzzle when it has the answer to the
+last, so that a slow server has full queues and the latency shows it. Every answer is checked to be of its own puzzle.
+The best of several rounds counts, because other work may disturb any one of them; the server's CPU time for a puzzle,
+which other work changes less, stands beside it.
+
+Goal: 5 times as many puzzles a second.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from ponder import runtime
+from ponder.errors import UserError
+from ponder.infer import Solver, open_weights
+from ponder.serve.service import SLOTS
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_serve.json"
+DEFAULT = ("sudoku-4x4", "sudoku-6x6")
+GOAL = 5.0
+
+
+@dataclass(frozen=True)
+class Round:
+    slots: int
+    per_second: float
+    p50_ms: float
+    p99_ms: float
+    cpu_ms: float
+    """CPU time of the server for one puzzle."""
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    sha256: str
+    clients: int
+    n: int
+    continuous: Round
+    single: Round
+    ratio: float
+    cpu_ratio: float
+    reached: bool
+
+
+@dataclass(frozen=True)
+class Server:
+    port: int
+    process: psutil.Process
+
+
+@contextmanager
+def serving(model: str, slots: int, threads: int | None) -> Iterator[Server]:
+    words = [sys.executable, "-m", "ponder", "serve", "--port", "0", "--model", model, "--slots", str(slots)]
+    words += ["--queue", "100000", "--timeout", "600", *(["--threads", str(threads)] if threads else [])]
+    env = {k: v for k, v in os.environ.items() if k != "PONDER_TOKEN"}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            found = re.search(r"http://[^:]+:(\d+)", line)
+            if found is None:
+                raise UserError(f"the server did not start: {line.strip() or 'it said nothing'}")
+            yield Server(int(found[1]), psutil.Process(process.pid))
+        finally:
+            process.terminate()
+
+
+async def ask(server: Server, model: str, puzzles: Sequence[str]) -> list[float]:
+    """One client: puzzle after puzzle over one connection. A plain socket, to leave the CPU to the server."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    latencies = []
+    for puzzle in puzzles:
+        began = time.perf_counter()
+        body = json.dumps({"model": model, "puzzle": puzzle}).encode()
+        head = "POST /v1/solve HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: "
+        writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)
+        assert answer.startswith(b"HTTP/1.1 200") and length, answer
+        said = json.loads(await reader.readexactly(int(length[1])))
+        assert said["puzzle"] == puzzle, (said, puzzle)
+        latencies.append(time.perf_counter() - began)
+    writer.close()
+    return latencies
+
+
+def measure(server: Server, slots: int, model: str, shares: Sequence[Sequence[str]]) -> Round:
+    async def everyone() -> list[list[float]]:
+        return await asyncio.gather(*(ask(server, model, share) for share in shares))
+
+    began, used = time.perf_counter(), _cpu(server)
+    latencies = np.concatenate(asyncio.run(everyone()))
+    seconds, n = time.perf_counter() - began, len(latencies)
+    p50, p99 = np.percentile(latencies, [50, 99]) * 1e3
+    cpu = (_cpu(server) - used) / n * 1e3
+    return Round(slots, round(n / seconds, 1), round(float(p50), 1), round(float(p99), 1), round(cpu, 2))
+
+
+def _cpu(server: Server) -> float:
+    times = server.process.cpu_times()
+    return float(times.user + times.system)
+
+
+def compare(model: str, clients: int, each: int, slots: int, rounds: int, threads: int | None) -> Row:
+    opened = open_weights(model)
+    domain = Solver(model).domain
+    puzzles = [domain.format(row) for row in domain.sample(0, clients * each)[0]]
+    shares = [puzzles[i::clients] for i in range(clients)]
+    best: dict[int, Round] = {}
+    with serving(model, slots, threads) as many, serving(model, 1, threads) as one:
+        for server in (many, one):
+            measure(server, 0, model, [share[:1] for share in shares[: slots + 1]])  # allocates
+        for _ in range(rounds):
+            for server, count in ((many, slots), (one, 1)):
+                got = measure(server, count, model, shares)
+                best[count] = max(best.get(count, got), got, key=lambda r: r.per_second)
+    ratio = best[slots].per_second / best[1].per_second
+    return Row(
+        model=opened.name,
+        sha256=opened.sha256,
+        clients=clients,
+        n=len(puzzles),
+        continuous=best[slots],
+        single=best[1],
+        ratio=round(ratio, 2),
+        cpu_ratio=round(best[1].cpu_ms / best[slots].cpu_ms, 2),
+        reached=ratio >= GOAL,
+    )
+
+
+def show(row: Row) -> str:
+    lines = [f"{row.model}, {row.clients} clients, {row.n} puzzles:"]
+    for name, r in (("continuous batching", row.continuous), ("one at a time", row.single)):
+        lines.append(
+            f"  {name:<20} {r.slots:>3} slots: {r.per_second:7.1f} puzzles a second, latency p50 {r.p50_ms:7.1f} ms, "
+            f"p99 {r.p99_ms:7.1f} ms, server CPU {r.cpu_ms:6.2f} ms a puzzle"
+        )
+    verdict = "reached" if row.reached else "MISSED"
+    return "\n".join([*lines, f"  {row.ratio:.2f} times (goal {GOAL:g}: {verdict}); CPU {row.cpu_ratio:.2f} times"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", help=f"default: {' and '.join(DEFAULT)} of the zoo")
+    parser.add_argument("--quick", action="store_true", help="one round of one puzzle per client")
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--each", type=int, default=10, help="puzzles per client")
+    parser.add_argument("--slots", type=int, default=SLOTS)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
+    options = parser.parse_args()
+    each, rounds = (1, 1) if options.quick else (options.each, options.rounds)
+    rows: list[Row] = []
+    try:
+        for model in options.models or DEFAULT:
+            rows.append(compare(model, options.clients, each, options.slots, rounds, options.threads))
+            print(show(rows[-1]), flush=True)
+    except UserError as error:
+        raise SystemExit(str(error)) from None
+    if options.save:
+        said = {"goal": GOAL, "environment": runtime.environment(), "rows": [asdict(row) for row in rows]}
+        RESULT.parent.mkdir(exist_ok=True)
+        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
