@@ -145,7 +145,7 @@ class DataConfig(Frozen):
         if name not in DOMAINS:
             raise unknown("domain", name, DOMAINS)
         rest = {k: v for k, v in value.items() if k not in ("domain", "seed")}
-        parsed = _parse(DOMAINS[name].Params, rest, "data")
+        parsed = parse(DOMAINS[name].Params, rest, "data")
         return {"domain": name, "seed": value.get("seed", 0), "params": parsed}
 
     def make(self) -> Domain:
@@ -184,7 +184,7 @@ class Config(Frozen):
 M = TypeVar("M", bound=BaseModel)
 
 
-def _parse(cls: type[M], value: Mapping[str, Any], where: str = "") -> M:
+def parse(cls: type[M], value: Mapping[str, Any], where: str = "") -> M:
     try:
         return cls.model_validate(dict(value))
     except ValidationError as error:
@@ -279,7 +279,7 @@ def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] 
 
 
 def from_flat(data: Mapping[str, Any]) -> Config:
-    return _parse(Config, data)
+    return parse(Config, data)
 
 
 def parse_overrides(words: list[str]) -> dict[str, Any]:
