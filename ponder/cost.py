@@ -8,6 +8,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -72,20 +73,35 @@ def applications(config: ModelConfig) -> int:
 def cost(config: Config | ModelConfig, vocab: int, tokens: int, steps: int | None = None, task_ids: int = 1) -> Cost:
     """The cost of a model on puzzles of `tokens` tokens; `steps` is its ACT budget unless it says otherwise."""
     config = config.model if isinstance(config, Config) else config
+    work = flops(config, vocab, tokens)
+    return Cost(
+        steps=1 if config.states == 0 else steps or config.max_steps,
+        parameters=work.parameters,
+        table=task_ids * config.width,
+        applications=applications(config),
+        inference_flops=work.inference,
+        training_flops=work.training,
+        activations=_kept_bytes(config, vocab, tokens),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What `Cost` says of parameters and FLOPs: the part that is had in a second."""
+
+    parameters: int
+    inference: int
+    training: int
+
+
+@cache
+def flops(config: ModelConfig, vocab: int, tokens: int) -> Work:
     with torch.device("meta"):
-        model = Reasoner(config, vocab, tokens, task_ids)
+        model = Reasoner(config, vocab, tokens)
     inference, training = _inference_flops(model), _training_flops(model)
     if config.halting == "halt+continue":
         training += inference  # the continue target is the next step's forward pass
-    return Cost(
-        steps=1 if config.states == 0 else steps or config.max_steps,
-        parameters=sum(p.numel() for p in model.parameters()),
-        table=model.table.numel(),
-        applications=applications(config),
-        inference_flops=inference,
-        training_flops=training,
-        activations=_kept_bytes(config, vocab, tokens),
-    )
+    return Work(sum(p.numel() for p in model.parameters()), inference, training)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------

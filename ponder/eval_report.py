@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -300,21 +299,15 @@ def ood_means(scores: Mapping[str, Any], domain: Domain) -> dict[str, Any]:
     }
 
 
-@cache
-def _cost(model: configuration.ModelConfig, vocab: int, tokens: int) -> cost.Cost:
-    """Takes a second or two; a study evaluates many checkpoints of one model."""
-    return cost.cost(model, vocab, tokens)
-
-
 def cost_by_step(opened: Opened, domain: Domain, steps: int) -> dict[str, Any]:
     """What an answer costs when it is taken after 1, 2, ... steps."""
-    each = _cost(opened.model.config, len(domain.vocab), domain.seq_len)
-    counts = range(1, steps + 1)
+    config, counts = opened.model.config, range(1, steps + 1)
+    work, applications = cost.flops(config, len(domain.vocab), domain.seq_len), cost.applications(config)
     return {
-        "parameters": each.parameters,
-        "layer_applications": [each.applications * count for count in counts],
-        "dense_passes": [each.relative_per_step * count for count in counts],
-        "flops": [each.inference_flops * count for count in counts],
+        "parameters": work.parameters,
+        "layer_applications": [applications * count for count in counts],
+        "dense_passes": [applications / cost.DENSE_LAYERS * count for count in counts],
+        "flops": [work.inference * count for count in counts],
     }
 
 

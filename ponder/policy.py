@@ -12,8 +12,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ponder import data, runtime
-from ponder.cost import cost
+from ponder import cost, data, runtime
 from ponder.data import Dataset
 from ponder.domains.base import Batch, Bools, Domain, Ints
 from ponder.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Stable
@@ -144,7 +143,7 @@ def compare_policies(
     """Run every policy on the same examples; the full budget is always the first."""
     model, domain, batch = what.model, what.domain, what.batch
     policies = [p for p in policies or all_policies(model, domain) if not isinstance(p, Full)]
-    each = cost(model.config, len(model.embed), model.tokens)
+    work = cost.flops(model.config, len(model.embed), model.tokens)
     n, results = len(what.index), []
     full = Engine(model, domain, slots, Full(), budget, precision=what.precision)
     by_step = np.zeros((n, full.budget), dtype=np.bool_)
@@ -172,8 +171,8 @@ def compare_policies(
                 change=paired(exact, by_step[:, -1]),
                 mean_steps=mean_steps,
                 max_steps=int(out.steps.max()),
-                applications=mean_steps * each.applications,
-                flops=mean_steps * each.inference_flops,
+                applications=mean_steps * cost.applications(model.config),
+                flops=mean_steps * work.inference,
                 seconds=seconds,
                 per_second=n / seconds,
             )

@@ -84,7 +84,7 @@ def trained(cell: Cell, folder: Path) -> dict[str, Any]:
     result = json.loads((folder / runs.RESULT).read_text())
     config = cell.config
     domain = config.data.make()
-    each = cost.cost(config, len(domain.vocab), domain.seq_len, task_ids=domain.task_ids)
+    work = cost.flops(config.model, len(domain.vocab), domain.seq_len)
     about = summary(rows, config.eval.select)
     return {
         "key": cell.key,
@@ -102,7 +102,12 @@ def trained(cell: Cell, folder: Path) -> dict[str, Any]:
             if row["kind"] == "eval"
         ],
         "train": rounded(thinned([row for row in rows if row["kind"] == "train"])),
-        "cost": {k: getattr(each, k) for k in ("parameters", "applications", "inference_flops", "training_flops")},
+        "cost": {
+            "parameters": work.parameters,
+            "applications": cost.applications(config.model),
+            "inference_flops": work.inference,
+            "training_flops": work.training,
+        },
     }
 
 

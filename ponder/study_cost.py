@@ -3,11 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from ponder import cost
-from ponder.config import Config, ModelConfig
+from ponder.config import Config
 from ponder.errors import UserError, unknown
 from ponder.study import Cell, Study
 
@@ -38,13 +37,6 @@ class Bill:
     """FLOPs of the largest one."""
 
 
-@cache
-def _each(model: ModelConfig, vocab: int, tokens: int) -> tuple[int, int]:
-    """FLOPs of an update of one example, and of an ACT step of one answer."""
-    measured = cost.cost(model, vocab, tokens)
-    return measured.training_flops, measured.inference_flops
-
-
 def updates_of(config: Config) -> int:
     train = config.train
     if train.updates is not None:
@@ -56,12 +48,12 @@ def updates_of(config: Config) -> int:
 def flops(config: Config) -> float:
     """All of a training: its updates, and the evaluations of averaged and online weights on the way."""
     domain, updates = config.data.make(), updates_of(config)
-    update, step = _each(config.model.model_copy(update=FREE), len(domain.vocab), domain.seq_len)
+    work = cost.flops(config.model.model_copy(update=FREE), len(domain.vocab), domain.seq_len)
     splits = len(config.eval.splits) or len(domain.splits) - 1
     sets = 1 if config.train.ema is None else 2
     evaluations = math.ceil(updates / config.train.eval_every)
     answers = evaluations * sets * splits * config.eval.examples
-    return float(updates * config.train.batch * update + answers * config.model.max_steps * step)
+    return float(updates * config.train.batch * work.training + answers * config.model.max_steps * work.inference)
 
 
 def bill(cells: Sequence[Cell]) -> Bill:

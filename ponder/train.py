@@ -59,7 +59,7 @@ class Speed:
 
     def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
         domain, model = dataset.domain, config.model
-        self.flops = cost.cost(config, len(domain.vocab), domain.seq_len).training_flops
+        self.flops = cost.flops(model, len(domain.vocab), domain.seq_len).training
         each = config.train.batch // config.train.accumulate // runtime.world
         self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
         self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()

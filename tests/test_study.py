@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from ponder import cost, curves, policy, runtime, study, study_cost
+from ponder import cost, curves, runtime, study, study_cost
 from ponder.config import resolve
 from ponder.errors import UserError
 from ponder.study import After, Cell, chosen, plan
@@ -221,8 +221,7 @@ def test_every_variant_is_valid_at_every_scale(name: str) -> None:
 def quick() -> Iterator[None]:
     """Without what takes seconds and is tested elsewhere: counting FLOPs and drawing."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (cost, policy):
-            patch.setattr(module, "cost", lambda *_, **__: cost.Cost(1, 1, 1, 1, 1, 1, 1))
+        patch.setattr(cost, "flops", lambda *_: cost.Work(1, 1, 1))
         patch.setattr(curves, "draw_curves", lambda *_: None)
         yield
 
@@ -271,6 +270,8 @@ def check_stored(said: dict[str, Any], cell: Cell) -> None:
                 assert len(split[measure]) == steps
             for measure in ("exact", "valid"):
                 for bits, at in (("bits", min(budget, steps) - 1), ("bits_end", -1)):
+                    if "arc" in split and split[bits] is None:  # too many votes to keep each
+                        continue
                     mean = unpack(split[bits][measure], split["n"]).mean()
                     assert mean == pytest.approx(split[measure][at], abs=1e-6)
             assert (split["halting"] is None) == (cell.config.model.halting == "none")
@@ -304,7 +305,7 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
 def test_gpu_hours_follow_from_flops_and_shared_trainings_are_paid_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(study_cost, "_each", lambda *_: (1000, 10))
+    monkeypatch.setattr(cost, "flops", lambda *_: cost.Work(parameters=1, inference=10, training=1000))
     a, b = written(folder, "a"), written(folder, "b", variants={"two": {}})
     cell = a.cells("paper")[0]
     updates = -(-2000 * 3_829_994 // 4096)
