@@ -1,7 +1,8 @@
 """How much of the machine's matrix-product rate the model reaches: `python benchmarks/model.py [--quick] [--save]`.
 
 For each shape it measures, interleaved and best of several rounds because other work may disturb any one of them
-(two threads wait for each other, so on a busy machine use `--threads 1`, which measures CPU time):
+(two threads wait for each other, so on a busy machine use `--threads 1`, which measures CPU time). `--processes 2` is
+how `torchrun --nproc-per-node 2` and two workers of a study use two cores: one thread each, together, rates summed.
 
 - peak: float32 products at the shapes of the model's own linear layers, into memory that is already there;
 - inference: one ACT step without gradients;
@@ -16,7 +17,9 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +72,7 @@ def shapes(quick: bool) -> list[Shape]:
         Shape("mini 4x4, width 64", ModelConfig(layers=1, width=64, heads=4, **noisy), 16, 6, 256, 4 if quick else 15),
         Shape("mini 6x6, width 96", ModelConfig(layers=1, width=96, heads=4, **noisy), 36, 8, 192, 3 if quick else 8),
     ]
-    paper = Shape("paper, width 512", ModelConfig(layers=1 if quick else 4, **noisy), 81, 11, 8, 2 if quick else 3)
+    paper = Shape("paper, width 512", ModelConfig(layers=1 if quick else 4, **noisy), 81, 11, 16, 2 if quick else 3)
     return [*mini, paper]
 
 
@@ -138,9 +141,15 @@ class Steps:
             self.model(self.carry, self.inputs, self.rows)
 
 
-def _now() -> float:
-    """With one thread, its CPU time, which other processes hardly change; with more, the time on the wall."""
-    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+_now: Callable[[], float] = time.perf_counter
+
+
+def prepare(threads: int, wall: bool) -> None:
+    """One thread alone is measured by its CPU time, which other processes hardly change."""
+    global _now
+    torch.set_num_threads(threads)
+    runtime.reuse_memory()
+    _now = time.perf_counter if wall or threads > 1 else time.thread_time
 
 
 def _timed(run: Callable[[], None]) -> float:
@@ -183,6 +192,27 @@ def measure(shape: Shape, forms: list[str]) -> list[Row]:
     return rows
 
 
+def measure_together(shape: Shape, forms: list[str], pool: Pool, processes: int) -> list[Row]:
+    """The same in several processes at a time, as one machine: rates are sums, times those of the slowest."""
+    together = pool.starmap(measure, [(shape, forms)] * processes, chunksize=1)
+    rows = []
+    for parts in zip(*together, strict=True):
+        peak, training, inference = (sum(getattr(p, name) for p in parts) for name in ("peak", "training", "inference"))
+        rows.append(
+            replace(
+                parts[0],
+                peak=round(peak, 1),
+                training=round(training, 1),
+                inference=round(inference, 1),
+                training_fraction=round(training / peak, 3),
+                inference_fraction=round(inference / peak, 3),
+                training_ms=max(p.training_ms for p in parts),
+                inference_ms=max(p.inference_ms for p in parts),
+            )
+        )
+    return rows
+
+
 def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str, Any]]:
     """Forward + backward of attention, explicit products against the fused kernel: where layers.SHORT should be."""
     out = []
@@ -213,32 +243,46 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="about half a minute: fewer rounds, no compilation")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--processes", type=int, default=1, help="so many at a time, of one thread each")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    runtime.reuse_memory()
+    threads = 1 if args.processes > 1 else args.threads
+    prepare(threads, wall=False)
     load = os.getloadavg()[0]
-    print(f"{args.threads} of {os.cpu_count()} cores, torch {torch.__version__}, float32; load before {load:.1f}")
+    print(
+        f"{args.processes} x {threads} threads on {os.cpu_count()} cores, torch {torch.__version__}, float32; "
+        f"load before {load:.1f}"
+    )
     print(f"{'shape':<20} {'form':<9} {'peak':>6} {'training':>15} {'inference':>15}   (GFLOP/s, share of peak)")
+    wanted = ["eager"] if args.quick else ["eager", "compiled"]
     rows: list[Row] = []
-    for shape in shapes(args.quick):
-        if args.only not in shape.name:
-            continue
-        for row in measure(shape, ["eager"] if args.quick else ["eager", "compiled"]):
-            rows.append(row)
-            print(
-                f"{row.shape:<20} {row.form:<9} {row.peak:6.0f} "
-                f"{row.training:8.0f} {row.training_fraction:6.1%} {row.inference:8.0f} {row.inference_fraction:6.1%}",
-                flush=True,
-            )
+    with get_context("spawn").Pool(args.processes, prepare, (1, True)) as pool:
+        for shape in shapes(args.quick):
+            if args.only not in shape.name:
+                continue
+            alone = args.processes == 1
+            for row in measure(shape, wanted) if alone else measure_together(shape, wanted, pool, args.processes):
+                rows.append(row)
+                print(
+                    f"{row.shape:<20} {row.form:<9} {row.peak:6.0f} {row.training:8.0f} {row.training_fraction:6.1%} "
+                    f"{row.inference:8.0f} {row.inference_fraction:6.1%}",
+                    flush=True,
+                )
     forms = attention_forms((17, 82) if args.quick else (17, 82, 128, 160, 256, 512))
     for form in forms:
         print(f"attention, {form['tokens']:4d} tokens: explicit {form['explicit_ms']} ms, fused {form['fused_ms']} ms")
     if args.save:
         RESULT.parent.mkdir(exist_ok=True)
-        said = {"environment": runtime.environment(), "load": load, "quick": args.quick}
-        RESULT.write_text(json.dumps({**said, "steps": [asdict(r) for r in rows], "attention": forms}, indent=1) + "\n")
+        said = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        said[f"{args.processes} x {threads}"] = {
+            "environment": runtime.environment(),
+            "load": load,
+            "quick": args.quick,
+            "steps": [asdict(r) for r in rows],
+            "attention": forms,
+        }
+        RESULT.write_text(json.dumps(said, indent=1) + "\n")
 
 
 if __name__ == "__main__":
