@@ -82,7 +82,8 @@ def _status(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from ponder.report import main_report
 
-    main_report(args.names, args.scale, args.results.parent)
+    for path in main_report(args.names, args.scale, args.results.parent, cells=args.results):
+        print(path)
 
 
 def _cost(args: argparse.Namespace) -> None:
