@@ -1,0 +1,114 @@
+"""The tables of docs/performance.md, made from results/bench_*.json: `python benchmarks/report.py`.
+
+Each table stands between two comments that name it. A result that is not stored is said to be missing.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "performance.md"
+AIMS = {"mini 4x4, width 64": (0.5, 0.5), "mini 6x6, width 96": (0.5, 0.5), "paper, width 512": (0.85, 0.90)}
+
+
+def table(head: str, rows: list[list[str]]) -> str:
+    columns = head.split(" | ")
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
+
+
+def model(said: dict[str, Any]) -> str:
+    rows, loads = [], []
+    for way, run in said.items():
+        loads.append(f"{way}: load {run['load']:.1f} before{', quick form' if run['quick'] else ''}")
+        for row in run["steps"]:
+            training, inference = AIMS[row["shape"]]
+            rows.append(
+                [
+                    row["shape"],
+                    way,
+                    row["form"],
+                    f"{row['peak']:.0f}",
+                    f"{row['training_fraction']:.0%}",
+                    f"{row['inference_fraction']:.0%}",
+                    f"{training:.0%} / {inference:.0%}",
+                ]
+            )
+    rows.sort(key=lambda cells: list(AIMS).index(cells[0]))
+    head = "shape | processes x threads | form | peak, GFLOP/s | training | inference | aim"
+    return f"{table(head, rows)}\n\n{'; '.join(loads)}."
+
+
+def train(said: dict[str, Any]) -> str:
+    ponder = said["models"]["ponder"]["example_steps_per_second"]
+    rows = [
+        [
+            name,
+            f"{row['example_steps_per_second']:,.0f}",
+            f"{row['flops'] / 1e6:.1f}",
+            f"{row['peak_fraction']:.0%}",
+            f"{row['example_steps_per_second'] / ponder:.2f}",
+        ]
+        for name, row in said["models"].items()
+    ]
+    about = f"`{said['preset']}`, batch {said['batch']}, {said['threads']} threads, best of {said['rounds']} rounds."
+    return f"{about}\n\n{table('model | example-steps a second | MFLOP each | of peak | relative to ponder', rows)}"
+
+
+def inference(said: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["checkpoint"],
+            row["policy"],
+            str(row["n"]),
+            f"{row['mean_steps']:.2f}",
+            f"{row['ratio']:.1f}",
+            f"{row['wanted']:.1f}",
+            f"{row['full_exact']:.1%}",
+            f"{row['exact']:.1%}",
+        ]
+        for row in said["rows"]
+    ]
+    head = "checkpoint | policy | n | mean steps | times as many puzzles a second | aim | exact, full budget | exact"
+    return f"Full budget: {said['budget']} steps.\n\n{table(head, rows)}"
+
+
+def serve(said: dict[str, Any]) -> str:
+    rows = []
+    for row in said["rows"]:
+        for name, key in (("continuous batching", "continuous"), ("one at a time", "single")):
+            one = row[key]
+            speed = [f"{one['per_second']:.0f}", f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"]
+            ratio = f"{row['ratio']:.1f} (CPU {row['cpu_ratio']:.1f})" if key == "continuous" else "1"
+            rows.append([row["model"], name, str(row["n"]), *speed, f"{one['cpu_ms']:.1f} ms", ratio])
+    clients = said["rows"][0]["clients"]
+    head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | times (aim 5)"
+    return f"{clients} clients at a time.\n\n{table(head, rows)}"
+
+
+TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
+    "model": model,
+    "train": train,
+    "inference": inference,
+    "serve": serve,
+}
+
+
+def main() -> None:
+    page = PAGE.read_text()
+    for name, make in TABLES.items():
+        stored = ROOT / "results" / f"bench_{name}.json"
+        made = make(json.loads(stored.read_text())) if stored.exists() else f"Not measured: {stored.name} is missing."
+        begin, end = f"<!-- {name}: benchmarks/report.py -->", f"<!-- end of {name} -->"
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise SystemExit(f"{PAGE} has no place for {name}: add {begin} and {end}")
+        page = f"{before}{begin}\n{made}\n{end}{after}"
+    PAGE.write_text(page)
+    print(f"wrote {PAGE.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
