@@ -88,8 +88,8 @@ def list_cards(zoo: Path = ZOO) -> list[dict[str, Any]]:
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
     out = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("model", "domain", "parameters", "valid", "n", "steps", "limits"):
-        out.add_column(column, justify="right" if column in ("parameters", "n", "steps") else "left")
+    for column in ("model", "domain", "parameters", "valid", "n"):
+        out.add_column(column, justify="left" if column in ("model", "domain", "valid") else "right", no_wrap=True)
     for card in cards:
         scores = card["accuracy"]
         out.add_row(
@@ -98,8 +98,6 @@ def table(cards: Sequence[Mapping[str, Any]]) -> Table:
             f"{card['parameters']:,}" if "parameters" in card else "?",
             "\n".join(f"{split} {share_words(score['valid'])}" for split, score in scores.items()) or "no card",
             "\n".join(f"{score['n']:,}" for score in scores.values()),
-            str(card["max_steps"]),
-            card.get("limits", ""),
         )
     return out
 
