@@ -289,7 +289,8 @@ def test_the_relative_change_before_gate_and_norm_never_exceeds_tau(
         # It is shortened, not turned, and no further than needed.
         direction = (candidate - old)[beyond] / wanted[beyond][:, None]
         expected = old[beyond] + direction * (tau * size[beyond])[:, None]
-        torch.testing.assert_close(new[beyond], expected, rtol=1e-4, atol=1e-9)
+        # Elements that cancel are as precise as the vector they belong to.
+        assert ((new[beyond] - expected).norm(dim=-1) <= 1e-5 * (1 + tau) * size[beyond]).all()
 
 
 @settings(max_examples=60, deadline=None)
