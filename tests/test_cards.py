@@ -152,3 +152,11 @@ def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no checkpoint"):
         cards.add(tmp_path, "x", zoo=tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
+
+
+def test_a_model_that_is_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("maze-9x9", ".maze-9x9-part"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+    monkeypatch.setattr("ponder.infer.ZOO", tmp_path)
+    assert zoo_names() == ["maze-9x9"]

@@ -328,7 +328,8 @@ def test_token(narrow: Server) -> None:
         ({"Authorization": "Bearer s3cret"}, 200),
     ):
         assert httpx.post(f"{narrow.url}/v1/solve", json=body, headers=headers, timeout=60).status_code == status
-    for path, status in (("/v1/models", 401), ("/metrics", 401), ("/mcp", 401), ("/healthz", 200), ("/", 200)):
+    closed, open_ = ("/v1/models", "/metrics", "/mcp"), ("/healthz", "/", "/docs", "/openapi.json")
+    for path, status in [*((path, 401) for path in closed), *((path, 200) for path in open_)]:
         assert httpx.get(narrow.url + path).status_code == status, path
 
 
