@@ -251,7 +251,8 @@ def test_models_and_random_puzzles(http: httpx.Client) -> None:
 def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, server: Server) -> None:
     body = {"model": "endless", "puzzle": GOOD}
     with http.stream("POST", "/v1/solve/stream", json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: when it is collected, httpx closes the connection
+        next(lines)
         assert slots_in_use(http) == 1
     wait_for(lambda: slots_in_use(http) == 0)
     host, port = server.url.removeprefix("http://").split(":")
