@@ -33,6 +33,11 @@ class ModelConfig(Frozen):
     width: int = Field(512, ge=8, description="hidden size")
     heads: int = Field(8, ge=1)
     expansion: float = Field(4.0, gt=0, description="SwiGLU inner width is 2/3 of this times the width, rounded up")
+    inner_multiple: int = Field(
+        256,
+        ge=1,
+        description="inner widths are rounded up to a multiple of this; 256 as published, too much for small models",
+    )
     h_cycles: int = Field(4, ge=1)
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")

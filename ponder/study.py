@@ -164,7 +164,7 @@ class Study(Frozen):
             if named.task not in known:
                 raise unknown(f"task in study {self.name}", named.task, known)
             task = known[named.task]
-            out[named.task] = task.model_copy(update={"set": {**task.set, **named.set}})
+            out[named.task] = task.model_copy(update={"set": merge(nested(task.set), nested(named.set))})
         return out
 
     def _configs(self, name: str, task: Task, scale: str) -> dict[str, Config]:
@@ -223,11 +223,7 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     """{"model.width": 16} -> {"model": {"width": 16}}"""
     out: dict[str, Any] = {}
     for key, value in settings.items():
-        *path, last = key.split(".")
-        at = out
-        for part in path:
-            at = at.setdefault(part, {})
-        at[last] = value
+        out = merge(out, reduce(lambda inner, part: {part: inner}, reversed(key.split(".")), value))
     return out
 
 

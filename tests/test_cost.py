@@ -24,12 +24,12 @@ def model_config(name: str, **changes: Any) -> ModelConfig:
 def by_hand(config: ModelConfig, tokens: int) -> tuple[int, int]:
     """Useful FLOPs per example of one ACT step's forward pass, and of one update."""
     length, width = config.prefix + tokens, config.width
-    inner = inner_width(width, config.expansion)
+    inner = inner_width(width, config)
     layer = 2 * length * 3 * width * inner
     if config.mixer == "attention":
         layer += 2 * length * 4 * width * width + 2 * 2 * length * length * width
     else:
-        layer += 2 * width * 3 * length * inner_width(length, config.expansion)
+        layer += 2 * width * 3 * length * inner_width(length, config)
     if config.mlp_conv:
         layer += 2 * length * 2 * inner
     head = 2 * tokens * width * VOCAB
@@ -80,6 +80,15 @@ def test_measured_flops_agree_with_a_count_by_hand(name: str, tokens: int) -> No
     assert measured.inference_flops == pytest.approx(forward, rel=0.02)
     assert measured.training_flops == pytest.approx(update, rel=0.02)
     assert measured.answer_flops == measured.inference_flops * measured.steps
+
+
+def test_inner_widths_may_be_rounded_to_less() -> None:
+    config = model_config("ponder-mlp", width=64, heads=4, layers=1, inner_multiple=64)
+    assert inner_width(64, config) == 192 and inner_width(31, config) == 128
+    measured = cost(config, VOCAB, 30)
+    assert measured.inference_flops == pytest.approx(by_hand(config, 30)[0], rel=0.02)
+    published = cost(config.model_copy(update={"inner_multiple": 256}), VOCAB, 30)
+    assert measured.inference_flops < 0.7 * published.inference_flops
 
 
 def test_measured_flops_at_paper_width() -> None:

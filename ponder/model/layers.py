@@ -88,14 +88,14 @@ def swi_gate(gate: Tensor, up: Tensor, mask: Tensor | None) -> Tensor:
     return out
 
 
-def inner_width(width: int, expansion: float) -> int:
-    return -(-round(expansion * width * 2 / 3) // 256) * 256
+def inner_width(width: int, config: ModelConfig) -> int:
+    return -(-round(config.expansion * width * 2 / 3) // config.inner_multiple) * config.inner_multiple
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, width: int, expansion: float, conv: bool = False) -> None:
+    def __init__(self, width: int, config: ModelConfig, conv: bool = False) -> None:
         super().__init__()
-        inner = inner_width(width, expansion)
+        inner = inner_width(width, config)
         self.up = linear(width, 2 * inner)
         self.down = linear(inner, width)
         self.conv = nn.Conv1d(inner, inner, kernel_size=2, padding=1, groups=inner) if conv else None
@@ -282,8 +282,8 @@ class Layer(nn.Module):
         self.width = config.width
         self.length = length
         self.attention = Attention(config.width, config.heads) if config.mixer == "attention" else None
-        self.tokens = SwiGLU(length, config.expansion) if config.mixer == "mlp" else None
-        self.mlp = SwiGLU(config.width, config.expansion, conv=config.mlp_conv)
+        self.tokens = SwiGLU(length, config) if config.mixer == "mlp" else None
+        self.mlp = SwiGLU(config.width, config, conv=config.mlp_conv)
 
     def forward(self, x: Tensor, context: Context, masks: LayerMasks | None) -> Tensor:
         if self.attention is not None:
