@@ -1,7 +1,7 @@
 """Studies: a question, variants that each change one declared factor, and the cells (one training each) they come to.
 
-A study is `studies/NAME.yaml`; the tasks that studies share, with their sizes, are in `studies/_tasks.yaml`. A cell's
-key is that of its configuration, so that what several studies need is trained once.
+A study is `studies/NAME.yaml`, here or in the working directory; the tasks that studies share, with their sizes, are in
+`studies/_tasks.yaml`. A cell's key is that of its configuration, so that what several studies need is trained once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +18,8 @@ from ponder.errors import UserError, unknown
 from ponder.runs import differences
 
 STUDIES = Path(__file__).parent / "studies"
+OWN = Path("studies")
+"""Where users put theirs, in the working directory."""
 TASKS = "_tasks.yaml"
 SCALES = ("smoke", "mini", "paper")
 """`smoke` is the mini form shrunk to seconds, to see that a study runs."""
@@ -245,14 +247,23 @@ def _shallow(after: After) -> After:
 # Reading the files ----------------------------------------------------------------------------------------------------
 
 
+def _files() -> dict[str, Path]:
+    """Name -> file."""
+    shipped, own = ({p.stem: p for p in f.glob("*.yaml") if not p.name.startswith("_")} for f in (STUDIES, OWN))
+    if both := sorted({*shipped} & {*own}):
+        raise UserError(f"{own[both[0]]} has the name of a study that comes with ponder: rename it")
+    return {**shipped, **own}
+
+
 def names() -> list[str]:
-    return sorted(p.stem for p in STUDIES.glob("*.yaml") if not p.name.startswith("_"))
+    return sorted(_files())
 
 
 def load(name: str) -> Study:
-    path = STUDIES / f"{name}.yaml"
-    if name not in names():
-        raise unknown("study", name, names())
+    files = _files()
+    if name not in files:
+        raise unknown("study", name, files)
+    path = files[name]
     try:
         study = parse(Study, {"name": name, **read_yaml(path)})
     except UserError as error:

@@ -58,6 +58,29 @@ def test_a_cell_is_its_preset_with_the_settings_of_task_variant_and_seed(folder:
     assert len({c.key for c in cells}) == 6
 
 
+def test_studies_in_the_working_directory_are_found_and_may_not_take_a_shipped_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped, own = study.names(), tmp_path / "studies"
+    own.mkdir()
+    mine = written(own, "my-depth")
+    assert study.names() == sorted([*shipped, "my-depth"])
+    assert [c.label for c in mine.cells("mini")][0] == "my-depth/two/sudoku/s5"
+    assert study.find("my-depth/one/sudoku/s3", "mini").config.model.h_horizon == 1
+    (own / "halting.yaml").write_text("title: mine")
+    with pytest.raises(UserError, match=r"halting\.yaml has the name of a study that comes with ponder: rename it"):
+        study.names()
+
+
+def test_settings_may_be_dotted_or_nested_and_later_ones_win(folder: Path) -> None:
+    tasks = {"sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train": {"updates": 30, "lr": 0.5}}}}}
+    (folder / "_tasks.yaml").write_text(yaml.safe_dump(tasks))
+    changed = {"tasks": [{"task": "sudoku", "set": {"train.lr": 0.25}}], "seeds": [0]}
+    for cell in written(folder, scales={"mini": changed}).cells("mini"):
+        assert (cell.config.train.updates, cell.config.train.lr) == (30, 0.25)
+
+
 def test_a_variant_that_changes_more_than_its_factor_is_refused_by_name(folder: Path) -> None:
     one = {"set": {"model.h_horizon": 1, "train.lr": 0.5}}
     bad = written(folder, variants={"two": {}, "one": one})
