@@ -127,11 +127,14 @@ def study_text(report: Report) -> str:
     ]
     if report.drawn:
         parts.append(f"![{study.title}]({report.file}.png)")
+    beside, there = (
+        (", the paper's numbers beside it", " *paper*: the number there, at paper scale.") if page.paper else ("", "")
+    )
     parts += [
-        f"## {results.scale} scale, the paper's numbers beside it",
+        f"## {results.scale} scale{beside}",
         matrix(report.entries, report.titles),
         "Percent where nothing else is said: last checkpoint, averaged weights, at the training budget, halting off. "
-        "± is the standard deviation over seeds. *paper*: the paper's number, at paper scale.",
+        f"± is the standard deviation over seeds.{there}",
     ]
     for axis in page.measure.equal:
         parts += _equal(report, axis)

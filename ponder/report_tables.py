@@ -12,7 +12,7 @@ from ponder.config import Frozen
 from ponder.errors import UserError
 from ponder.report_findings import Finding
 from ponder.report_stats import Estimate
-from ponder.report_values import Clock, Quantity, Results, compare, llm_estimate, score_of
+from ponder.report_values import Clock, Quantity, Results, compare, llm_estimate, score_of, scores
 from ponder.study import Study
 
 MISSING = "missing"
@@ -56,7 +56,7 @@ class Page:
 def page_of(study: Study) -> Page:
     """Everything the report reads from the YAML; a mistake in it is named before anything is written."""
     try:
-        measure = Measure.model_validate(study.measure or {"columns": []})
+        measure = Measure.model_validate(study.measure or {"columns": _all_scores(study)})
         findings = [Finding.model_validate(said) for said in study.findings or []]
     except ValidationError as error:
         first = error.errors()[0]
@@ -65,6 +65,12 @@ def page_of(study: Study) -> Page:
     page = Page(measure, study.paper_numbers or {}, study.figure or [], findings)
     _consistent(study, page)
     return page
+
+
+def _all_scores(study: Study) -> list[dict[str, str]]:
+    """What a study that declares no columns gets."""
+    tasks = {task if isinstance(task, str) else task.task for scale in study.scales.values() for task in scale.tasks}
+    return [{"label": name, "score": name} for name, score in scores().items() if score.task in tasks]
 
 
 def _consistent(study: Study, page: Page) -> None:

@@ -15,7 +15,7 @@ import pytest
 from ponder import report, report_stats, study
 from ponder.errors import UserError
 from ponder.evaluate import share
-from ponder.report import gather, main_report, make, which_text
+from ponder.report import gather, main_report, make, study_text, which_text
 from ponder.report_figures import panels_of
 from ponder.report_findings import CONFIRMED, NOT_CONFIRMED, NOT_RUN, NOT_TESTABLE, Finding, decide, judge
 from ponder.report_stats import Estimate
@@ -459,22 +459,32 @@ def test_cells_that_coincide_are_one_training() -> None:
     keys = {
         name: {(c.task, c.variant, c.seed): c.key for c in study.load(name).cells("mini")}
         for name in (
-            "main-results",
             "gradient-path",
             "physical-batch",
             "arithmetic-labels",
-            "capacity",
+            "hierarchy",
+            "stabilization",
             "test-time-scaling",
         )
     }
     mixed = keys["gradient-path"]["arithmetic", "KL2-KH2", 0]
     assert mixed == keys["physical-batch"]["arithmetic", "one-batch", 0]
     assert mixed == keys["arithmetic-labels"]["arithmetic", "canonical", 0]
-    # Studies of whole recipes, and of heads, have attention where the others mix tokens by an MLP.
-    ponder = keys["main-results"]["arithmetic", "ponder", 0]
-    assert ponder == keys["capacity"]["arithmetic", "default", 0] != mixed
     assert mixed == keys["test-time-scaling"]["arithmetic", "ponder", 0]
+    # These two put sizes of their own on the task: dropout, and two layers.
+    plain = keys["test-time-scaling"]["sudoku", "ponder", 0]
+    assert len({plain, keys["stabilization"]["sudoku", "noise", 0], keys["hierarchy"]["sudoku", "shared", 0]}) == 3
     assert keys["gradient-path"]["arithmetic", "KL2-KH2", 2] == keys["physical-batch"]["arithmetic", "one-batch", 2]
+
+
+def test_a_study_that_declares_no_columns_gets_the_scores_of_its_tasks(tmp_path: Path) -> None:
+    study_ = two(measure=None, paper_numbers=None, scales={"mini": {"tasks": ["sudoku", "life"], "seeds": [0]}})
+    assert [c.score for c in page_of(study_).measure.columns if c.score] == [
+        *("Life ID", "Life OOD", "Life +1", "Life +2", "Life +3", "Life +10", "Life unseen", "Sudoku")
+    ]
+    write(study_, tmp_path, lambda cell, split: some_right(0.5))
+    text = study_text(make(study_, "mini", tmp_path, None))
+    assert "paper" not in text.split("## All numbers")[0] and "| a | 50.0 |" in text
 
 
 def test_mistakes_in_report_fields_are_named() -> None:

@@ -66,7 +66,7 @@ def test_studies_in_the_working_directory_are_found_and_may_not_take_a_shipped_n
     own.mkdir()
     mine = written(own, "my-depth")
     assert study.names() == sorted([*shipped, "my-depth"])
-    assert [c.label for c in mine.cells("mini")][0] == "my-depth/two/sudoku/s5"
+    assert mine.cells("mini")[0].label == "my-depth/two/sudoku/s5"
     assert study.find("my-depth/one/sudoku/s3", "mini").config.model.h_horizon == 1
     (own / "halting.yaml").write_text("title: mine")
     with pytest.raises(UserError, match=r"halting\.yaml has the name of a study that comes with ponder: rename it"):
