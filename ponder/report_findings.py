@@ -149,11 +149,15 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | 
     if claimed == "greater":
         if low > margin:
             return True, ""
-        return False, "the interval lies on the other side" if high < margin else _includes(margin)
+        return False, "the interval lies on the other side" if high < margin else _includes(
+            margin, found.value > margin
+        )
     if claimed == "less":
         if high < -margin:
             return True, ""
-        return False, "the interval lies on the other side" if low > -margin else _includes(-margin)
+        return False, "the interval lies on the other side" if low > -margin else _includes(
+            -margin, found.value < -margin
+        )
     if claimed == "not_greater":
         if high < margin:
             return True, ""
@@ -164,8 +168,9 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | 
     return False, "the interval lies outside the margin" if outside else "the interval reaches beyond the margin"
 
 
-def _includes(margin: float) -> str:
-    return "the interval includes 0" if margin == 0 else "the interval includes the margin"
+def _includes(margin: float, claimed: bool) -> str:
+    mean = "the mean is as claimed" if claimed else "the mean is not as claimed"
+    return f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
 
 
 def _words(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:

@@ -203,7 +203,9 @@ def test_decisions(low: float, high: float, claimed: str, margin: float, holds: 
 
 
 def test_not_confirmed_says_on_which_side() -> None:
-    assert "includes 0" in decide(Estimate(0, 3, 0.1, -0.1, 0.1), "greater", 0)[1]
+    assert "includes 0, the mean is not as claimed" in decide(Estimate(0, 3, 0.1, -0.1, 0.1), "greater", 0)[1]
+    assert "includes 0, the mean is as claimed" in decide(Estimate(-0.05, 3, 0.1, -0.2, 0.1), "less", 0)[1]
+    assert "includes the margin, the mean is as claimed" in decide(Estimate(0.3, 3, 0.1, 0.1, 0.5), "greater", 0.2)[1]
     assert "other side" in decide(Estimate(-0.2, 3, 0.1, -0.3, -0.1), "greater", 0)[1]
     assert "other side" in decide(Estimate(0.2, 3, 0.1, 0.1, 0.3), "less", 0)[1]
 
