@@ -146,18 +146,16 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | 
     if found.low is None or found.high is None or not (math.isfinite(found.low) and math.isfinite(found.high)):
         return None, "one seed and no examples to resample give no interval"
     low, high = found.low, found.high
-    if claimed == "greater":
+    if claimed in ("greater", "less"):
+        value = found.value
+        if claimed == "less":
+            low, high, value = -high, -low, -value
         if low > margin:
             return True, ""
-        return False, "the interval lies on the other side" if high < margin else _includes(
-            margin, found.value > margin
-        )
-    if claimed == "less":
-        if high < -margin:
-            return True, ""
-        return False, "the interval lies on the other side" if low > -margin else _includes(
-            -margin, found.value < -margin
-        )
+        if high < margin:
+            return False, "the interval lies on the other side"
+        mean = "the mean is as claimed" if value > margin else "the mean is not as claimed"
+        return False, f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
     if claimed == "not_greater":
         if high < margin:
             return True, ""
@@ -166,11 +164,6 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | 
         return True, ""
     outside = low > margin or high < -margin
     return False, "the interval lies outside the margin" if outside else "the interval reaches beyond the margin"
-
-
-def _includes(margin: float, claimed: bool) -> str:
-    mean = "the mean is as claimed" if claimed else "the mean is not as claimed"
-    return f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
 
 
 def _words(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:
