@@ -1,9 +1,9 @@
 """The mini presets' learning curves: stored from run folders, and the tables and figure made from what is stored.
 
-    python benchmarks/mini.py store runs/sudoku-mini-s0 ...     results/mini/PRESET.json
+    python benchmarks/mini.py store runs/sudoku-mini-s0 ...     results/mini/PRESET-MODEL.json
     python benchmarks/mini.py report                            docs/mini.md, docs/mini.png and the table in README.md
 
-Train each with `ponder train PRESET` on an otherwise idle machine: the seconds are wall-clock.
+Train each with `ponder train PRESET --model MODEL`; the seconds are wall-clock.
 """
 
 import argparse
@@ -85,7 +85,8 @@ def report() -> None:
     intro = [
         "# Mini presets: learning curves",
         "",
-        "Made by `python benchmarks/mini.py report` from `results/mini/`. EMA weights at the full ACT budget, held-out "
+        "Trained by `ponder train PRESET --model MODEL` (`OMP_NUM_THREADS=1` where it says 1 thread), stored by `python "
+        "benchmarks/mini.py store RUN`, and made by `python benchmarks/mini.py report` from `results/mini/`. EMA weights at the full ACT budget, held-out "
         "examples, one seed each; seconds are wall-clock on two cores that had other work too: the trainings of one "
         "thread ran three at a time.",
         "",

@@ -95,7 +95,7 @@ class Peak:
 
     def __init__(self, shape: Shape) -> None:
         rows, width = shape.batch * shape.length, shape.config.width
-        inner = inner_width(width, shape.config.expansion)
+        inner = inner_width(width, shape.config)
         self.products = [
             (torch.randn(rows, k), torch.randn(n, k), torch.empty(rows, n))
             for k, n in ((width, 3 * width), (width, width), (width, 2 * inner), (inner, width))

@@ -8,6 +8,11 @@ class UserError(Exception):
     """Something the user gave is wrong. The message says what was given, what is allowed and what to do."""
 
 
+def needs_extra(what: str, extra: str) -> UserError:
+    """The error for an import that failed because an optional dependency is not installed."""
+    return UserError(f"{what} needs an extra: pip install -c constraints.txt -e '.[{extra}]' in ponder's own folder")
+
+
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
     names = sorted(allowed)

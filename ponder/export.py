@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ponder.errors import UserError
+from ponder.errors import UserError, needs_extra
 from ponder.infer import Opened, open_weights
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
@@ -116,7 +116,7 @@ def _quiet() -> Iterator[None]:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UserError("export needs the extra: pip install 'ponder[onnx]'") from None
+        raise needs_extra("export", "onnx") from None
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -20,7 +20,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from ponder.errors import UserError
+from ponder.errors import UserError, needs_extra
 
 if TYPE_CHECKING:
     import httpx
@@ -76,7 +76,7 @@ def load_httpx() -> ModuleType:
     try:
         import httpx
     except ImportError:
-        raise UserError("eval-llm needs httpx: pip install 'ponder[llm]'") from None
+        raise needs_extra("eval-llm", "llm") from None
     return httpx
 
 

@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 
 from ponder.answers import Answer, said_confidence
 from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, LINE, MUTED, PAPER, WRONG
-from ponder.errors import UserError
+from ponder.errors import needs_extra
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -216,7 +216,7 @@ def gif(answer: Answer) -> bytes:
     try:
         from PIL import Image, ImageDraw
     except ImportError:
-        raise UserError("a GIF needs the extra: pip install 'ponder[pictures]'") from None
+        raise needs_extra("a GIF", "pictures") from None
     cards = _cards(frames(answer))
     images = []
     for card, _ in cards:

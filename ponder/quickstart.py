@@ -1,5 +1,6 @@
 """`ponder quickstart`: train the 4x4 Sudoku model, see what more thinking buys, watch it solve an unseen puzzle."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ def main(seconds: float) -> None:
     here = runtime.start("cpu")
     console.print(
         "[bold]ponder[/] trains a small recursive network to solve minimal 4x4 Sudokus: one block, applied again and "
-        "again.\nAbout a minute on two cores; Ctrl-C stops it early and keeps what was learned.\n"
+        "again.\nTwo and a half minutes at most; Ctrl-C stops it early and keeps what was learned.\n"
     )
     outcome = train_in(config, FOLDER, Path("data"), here, Limits(seconds=seconds))
     state = "finished" if outcome.finished else f"stopped after {outcome.update} of {outcome.updates} updates"
@@ -56,12 +57,14 @@ def main(seconds: float) -> None:
     console.print(f"\n{end}\n")
     console.print(
         "[bold]Next[/]\n"
-        "  ponder train sudoku-6x6-mini --model ponder-mlp     a harder board, under ten minutes\n"
+        "  ponder train sudoku-6x6-mini --model ponder-mlp     a harder board, a quarter of an hour\n"
         "  ponder train sudoku-mini --model trm       the same puzzles, another published recipe\n"
         "  ponder train sudoku-mini --model.gate false --out runs/no-gate     change one factor\n"
         "  ponder data show maze-mini --split test    look at another domain\n"
         "  ponder cost all                            what each model costs"
     )
+    if shutil.which("ponder") is None:
+        console.print("[dim]`. .venv/bin/activate` makes `ponder` a command.[/]")
 
 
 def _interesting(records: evaluate.Records) -> int:

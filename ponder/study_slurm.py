@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ponder.errors import UserError, unknown
+from ponder.errors import UserError, needs_extra, unknown
 from ponder.study import Job
 from ponder.study_run import Work, attempt, build_data
 from ponder.study_store import Store
@@ -76,7 +76,7 @@ def submit(jobs: Sequence[Job], text: str, scale: str, store: Store, data_dir: P
     try:
         from submitit import AutoExecutor
     except ImportError:
-        raise UserError("--slurm needs the extra: pip install 'ponder[slurm]'") from None
+        raise needs_extra("--slurm", "slurm") from None
     todo = [job for job in jobs if any(store.state(cell) in ("left", "failed") for cell in job.cells)]
     hopeless = build_data(todo, data_dir)
     for key, error in hopeless.items():

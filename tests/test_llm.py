@@ -472,7 +472,7 @@ def test_the_label_of_every_domain_is_judged_right_and_its_neighbour_wrong(data_
 
 def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(UserError, match=r"pip install 'ponder\[llm\]'"):
+    with pytest.raises(UserError, match=r"pip install .*'\.\[llm\]'"):
         load_httpx()
 
 

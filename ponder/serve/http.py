@@ -15,7 +15,7 @@ import torch
 
 from ponder import __version__, runtime
 from ponder.answers import Answer, as_data
-from ponder.errors import UserError
+from ponder.errors import UserError, needs_extra
 from ponder.infer import Shelf, Solver
 from ponder.serve import service as serving
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
@@ -32,8 +32,8 @@ try:
     from ponder.serve.guard import BODY, Guard, said
     from ponder.serve.mcp import LOOPBACK, mounted
     from ponder.serve.pages import docs_page, page_files
-except ModuleNotFoundError as error:
-    raise UserError(f"ponder serve needs {error.name}, an extra: pip install 'ponder[serve]'") from None
+except ModuleNotFoundError:
+    raise needs_extra("ponder serve", "serve") from None
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, WithJsonSchema
 from ponder import __version__
 from ponder.answers import Answer
 from ponder.domains.base import Json
-from ponder.errors import UserError
+from ponder.errors import UserError, needs_extra
 from ponder.infer import Shelf, Solver
 from ponder.serve.mcp_read import Puzzle, distance, fits, read_arithmetic, read_life, read_maze, read_sudoku, takes
 from ponder.serve.service import Busy, Late, Service
@@ -29,7 +29,7 @@ try:
     from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
 except ImportError:
-    raise UserError("the MCP tools need the extra: pip install 'ponder[serve]'") from None
+    raise needs_extra("the MCP server", "serve") from None
 
 TOOLS = {
     "sudoku": "solve_sudoku",
