@@ -85,8 +85,9 @@ def report() -> None:
     intro = [
         "# Mini presets: learning curves",
         "",
-        "Trained by `ponder train PRESET --model MODEL` (`OMP_NUM_THREADS=1` where it says 1 thread), stored by `python "
-        "benchmarks/mini.py store RUN`, and made by `python benchmarks/mini.py report` from `results/mini/`. EMA weights at the full ACT budget, held-out "
+        "Trained by `ponder train PRESET --model MODEL` (`OMP_NUM_THREADS=1` where it says 1 thread), stored by "
+        "`python benchmarks/mini.py store RUN`, and made by `python benchmarks/mini.py report` from `results/mini/`. "
+        "EMA weights at the full ACT budget, held-out "
         "examples, one seed each; seconds are wall-clock on two cores that had other work too: the trainings of one "
         "thread ran three at a time.",
         "",

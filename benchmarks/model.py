@@ -78,7 +78,7 @@ def shapes(quick: bool) -> list[Shape]:
 
 def useful_flops(shape: Shape, training: bool) -> float:
     c, rows = shape.config, shape.batch * shape.length
-    inner = inner_width(c.width, c.expansion)
+    inner = inner_width(c.width, c)
     linear = 2 * rows * (4 * c.width**2 + 3 * c.width * inner)
     attention = 4 * rows * shape.length * c.width
     application = c.layers * (linear + attention)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ponder.runtime import Runtime
 
-TIMING = ("seconds", "example_steps_per_second", "peak_fraction")
+TIMING = ("seconds", "update_seconds", "example_steps_per_second", "peak_fraction")
 """Fields of metrics.jsonl that depend on the machine's mood; all others repeat bit for bit."""
 
 

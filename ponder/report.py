@@ -6,12 +6,14 @@
 Nothing here trains or fills in: a training that is not stored is shown as missing.
 """
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ponder import report_stats as stats
 from ponder import study as studies
 from ponder.report_figures import draw, panels_of
 from ponder.report_findings import (
@@ -24,25 +26,31 @@ from ponder.report_findings import (
     judge,
 )
 from ponder.report_tables import (
+    MISSING,
     Entry,
     Page,
     as_csv,
     details,
+    ends,
     entries,
     markdown,
     matrix,
+    number,
     page_of,
     paper_number,
 )
-from ponder.report_values import Results, read_llms
+from ponder.report_values import Quantity, Results, policies_of, read_llms
 from ponder.study import Study
 from ponder.study_store import Store, write_aside
 
+RESULTS = Path("results")
 VERDICTS = (CONFIRMED, NOT_CONFIRMED, NOT_TESTABLE, NOT_RUN)
 SMALL_SCALE = (
-    "Ours are mini-scale numbers: small models on small puzzles, trained for minutes on one core; the paper's are at "
+    "Ours are small-scale numbers: small models on small puzzles, trained for minutes on one core; the paper's are at "
     "paper scale. A finding that is not confirmed here is not refuted there."
 )
+VALID = Quantity(score="")
+"""How an accuracy is written."""
 AXES: dict[str, Literal["seconds", "update"]] = {"seconds": "seconds", "updates": "update"}
 
 
@@ -59,50 +67,55 @@ class Report:
 
     @property
     def titles(self) -> dict[str, str]:
-        return {name: variant.title or name for name, variant in self.results.study.variants.items()}
+        return titles_of(self.results.study)
 
 
 def main_report(
     names: Sequence[str],
     scale: str = "mini",
-    results: Path = Path("results"),
-    top: Path | None = None,
-    cells: Path | None = None,
+    results: Path = RESULTS,
+    store: Store | None = None,
 ) -> list[Path]:
-    """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md (or
-    `top`). Trainings are read from `cells`, by default `results`/cells. Returns what was written."""
+    """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md.
+    Trainings are read from `store`, by default `results`/cells. Returns what was written."""
     written = []
     reports = []
-    for study in studies.load_all(names):
-        report = make(study, scale, results, cells)
+    for study in studies.load_all(names, scale):
+        report = make(study, scale, results, store)
         reports.append(report)
-        base = results / "studies" / report.file
-        write_aside(base.with_suffix(".md"), study_text(report))
-        write_aside(base.with_suffix(".csv"), as_csv(report.results, report.entries))
-        written += [base.with_suffix(".md"), base.with_suffix(".csv")]
-        if report.drawn:
-            written += [base.with_suffix(".png"), base.with_suffix(".svg")]
+        folder = results / "studies"
+        texts = {".md": study_text(report), ".csv": as_csv(report.results, report.entries)}
+        for suffix, text in texts.items():
+            write_aside(folder / f"{report.file}{suffix}", text)
+        written += [
+            folder / f"{report.file}{suffix}" for suffix in (*texts, *((".png", ".svg") if report.drawn else ()))
+        ]
     if "all" in names:
-        path = top or Path("RESULTS.md" if scale == "mini" else f"RESULTS-{scale}.md")
-        write_aside(path, results_text(reports, scale, results))
+        name = "RESULTS.md" if scale == "mini" else f"RESULTS-{scale}.md"
+        path = Path(name) if results == RESULTS else results / name  # the usual one stands beside README.md
+        write_aside(path, results_text(reports, scale, os.path.relpath(results, path.parent)))
         written.append(path)
     return written
 
 
-def make(study: Study, scale: str, results: Path, cells: Path | None = None) -> Report:
+def make(study: Study, scale: str, results: Path, store: Store | None = None) -> Report:
     page = page_of(study)
-    panels = panels_of(study.name, page.figure)
-    found = gather(study, scale, results, page.measure.llm, cells)
+    panels = panels_of(study.name, page.figure, [column.label for column in page.measure.columns])
+    found = gather(study, scale, results, page.measure.llm, store)
+    verdicts = [judge(finding, found) for finding in page.findings]
     file = study.name if scale == "mini" else f"{study.name}-{scale}"
     table = entries(found, page)
-    titles = {name: variant.title or name for name, variant in study.variants.items()}
     (results / "studies").mkdir(parents=True, exist_ok=True)
-    drawn = draw(found, table, panels, titles, results / "studies" / file)
-    return Report(found, page, table, [judge(f, found) for f in page.findings], drawn, file)
+    drawn = draw(found, table, panels, titles_of(study), results / "studies" / file)
+    return Report(found, page, table, verdicts, drawn, file)
 
 
-def gather(study: Study, scale: str, results: Path, llm: bool, root: Path | None = None) -> Results:
-    store = Store(root or results / "cells")
+def titles_of(study: Study) -> dict[str, str]:
+    return {name: variant.title or name for name, variant in study.variants.items()}
+
+
+def gather(study: Study, scale: str, results: Path, llm: bool, store: Store | None = None) -> Results:
+    store = store or Store(results / "cells")
     cells, failed = {}, {}
     for cell in study.cells(scale):
         place = (cell.task, cell.variant, cell.seed)
@@ -121,20 +134,23 @@ def study_text(report: Report) -> str:
     against = page.measure.columns[0].label if page.measure.rows == "scores" else study.baseline
     parts = [
         f"# {study.title}",
-        f"Made by `ponder study report {study.name} --scale {results.scale}` from `results/cells/`.",
+        f"Made by `ponder study report {study.name} --scale {results.scale}` from the stored results of its trainings.",
         study.asks,
         _status(report),
     ]
     if report.drawn:
         parts.append(f"![{study.title}]({report.file}.png)")
     beside, there = (
-        (", the paper's numbers beside it", " *paper*: the number there, at paper scale.") if page.paper else ("", "")
+        (", the paper's numbers beside it", " *paper*: the number there, at paper scale, of exact matches.")
+        if page.paper
+        else ("", "")
     )
     parts += [
         f"## {results.scale} scale{beside}",
         matrix(report.entries, report.titles),
-        "Percent where nothing else is said: last checkpoint, averaged weights, at the training budget, halting off. "
-        f"± is the standard deviation over seeds.{there}",
+        "Percent of valid answers where nothing else is said (the rules accept them; exact match is the same where the "
+        "answer is unique): last checkpoint, averaged weights where the recipe has them, at the training budget, "
+        f"halting off. ± is the standard deviation over seeds.{there}",
     ]
     for axis in page.measure.equal:
         parts += _equal(report, axis)
@@ -182,7 +198,7 @@ def _equal(report: Report, axis: str) -> list[str]:
     """The variants where each has trained for as long as the shortest of them."""
     results = report.results
     found = entries(results, report.page, AXES[axis])
-    words = "seconds of training" if axis == "seconds" else "updates"
+    words = "seconds spent in updates" if axis == "seconds" else "updates"
     reached = []
     for column in dict.fromkeys(e.column for e in found):
         of = next(e.of for e in found if e.column == column)
@@ -201,19 +217,17 @@ def _policy_table(report: Report) -> str:
     results = report.results
     for task in report.page.measure.policies:
         for variant in results.study.variants if task in results.tasks else ():
-            found: dict[str, list[tuple[float, float]]] = {}
-            cells = results.stored(task, variant)
-            for cell in cells.values():
-                for row in (cell["after"]["policies"] or {}).get("results", []):
-                    found.setdefault(row["policy"], []).append((row["valid"]["value"], row["mean_steps"]))
+            found = policies_of(results, task, variant)
             if not found:
-                rows.append([task, report.titles[variant], "missing", "0", "–", "–"])
+                rows.append([task, report.titles[variant], MISSING, *["–"] * 6])
             for policy, each in found.items():
-                accuracy, steps = (sum(column) / len(each) for column in zip(*each, strict=True))
-                rows.append(
-                    [task, report.titles[variant], policy, str(len(each)), f"{100 * accuracy:.1f}", f"{steps:.2f}"]
-                )
-    return markdown(["task", "", "policy", "seeds", "valid, %", "mean ACT steps"], rows)
+                ours = stats.estimate([point.valid for point in each], min(point.n for point in each))
+                steps = sum(point.steps for point in each) / len(each)
+                counts = [str(ours.seeds), str(ours.examples)]
+                shares = [number(ours.value, VALID), number(ours.sd, VALID), ends(ours, VALID)]
+                rows.append([task, report.titles[variant], policy, *counts, *shares, f"{steps:.2f}"])
+    header = ["task", "", "policy", "seeds", "n", "valid, %", "sd", "95% interval", "mean ACT steps"]
+    return markdown(header, rows)
 
 
 # Findings -------------------------------------------------------------------------------------------------------------
@@ -280,7 +294,7 @@ def which_text(report: Report) -> str:
     return f"**{which.question}** {answer} ({'; '.join(parts)}).{f' {why}' if why else ''}"
 
 
-def results_text(reports: Sequence[Report], scale: str, results: Path) -> str:
+def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
     """RESULTS.md: every finding, what became of it, and the numbers."""
     counts = {source: Counter[str]() for source in ("paper", "beyond")}
     for report in reports:
@@ -292,7 +306,7 @@ def results_text(reports: Sequence[Report], scale: str, results: Path) -> str:
     ]
     studies_rows = [
         [
-            f"[{r.results.study.title}]({results / 'studies' / r.file}.md)",
+            f"[{r.results.study.title}]({results}/studies/{r.file}.md)",
             f"{r.results.done} of {len(r.results.cells)}",
             str(len({seed for _, _, seed in r.results.cells})),
             ", ".join(r.results.tasks),
@@ -304,21 +318,21 @@ def results_text(reports: Sequence[Report], scale: str, results: Path) -> str:
         "# Results",
         f"Made by `ponder study report all --scale {scale}` from the trainings in `{results}/cells/`; nothing here is "
         f"typed by hand. Each finding is a claim in our words with a rule declared in `ponder/studies/*.yaml`: it is "
-        f"*confirmed* when the 95% interval of the difference lies wholly on the claimed side, and *not confirmed* "
-        f"when it includes the other side or lies there. Differences are taken between trainings that share seed, "
-        f"data and random numbers.",
+        f"*confirmed* when the 95% intervals of its differences lie wholly on the claimed side (or within the margin "
+        f"it names), and *not confirmed* otherwise. Differences are taken between trainings that share seed, data and "
+        f"random numbers (where data is the factor, seed alone).",
         *([] if scale == "paper" else [SMALL_SCALE]),
         markdown(["", *VERDICTS], rows),
         markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], studies_rows),
     ]
     for report in reports:
-        study, folder = report.results.study, results / "studies"
+        study, file = report.results.study, f"{results}/studies/{report.file}"
         parts += [f"## {study.title}", study.asks, _status(report)]
         parts += [verdict_text(v, report) for v in report.verdicts]
         if report.page.measure.which is not None:
             parts.append(which_text(report))
-        links = [f"[tables]({folder / report.file}.md)", f"[CSV]({folder / report.file}.csv)"]
+        links = [f"[tables]({file}.md)", f"[CSV]({file}.csv)"]
         if report.drawn:
-            links += [f"[figure]({folder / report.file}.png)", f"[SVG]({folder / report.file}.svg)"]
+            links += [f"[figure]({file}.png)", f"[SVG]({file}.svg)"]
         parts.append(", ".join(links))
     return "\n\n".join(parts) + "\n"

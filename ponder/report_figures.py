@@ -1,5 +1,6 @@
 """The figures of a study, as PNG and SVG, from stored results: what is missing is not drawn."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -8,9 +9,11 @@ import numpy as np
 from pydantic import ValidationError
 
 from ponder.config import Frozen
-from ponder.errors import UserError
+from ponder.errors import UserError, unknown
+from ponder.report_stats import spread
 from ponder.report_tables import Entry
-from ponder.report_values import Results, score_of
+from ponder.report_values import Results, along, policies_of, score_of
+from ponder.study_store import write_aside
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Okabe and Ito's colours, told apart by the colour-blind, and one more; lines also differ in marker and dash."""
@@ -38,20 +41,30 @@ class Panel(Frozen):
     log: bool = False
 
 
-def panels_of(name: str, said: Sequence[Mapping[str, Any]]) -> list[Panel]:
+def panels_of(name: str, said: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Panel]:
+    """The panels, which draw some of these columns."""
     try:
-        return [Panel.model_validate(each) for each in said]
+        panels = [Panel.model_validate(each) for each in said]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise UserError(f"study {name}, figure: {where}: {first['msg']}, got {first['input']!r}") from None
+    for column in (c for panel in panels for c in (*panel.columns, panel.column) if c):
+        if column not in columns:
+            raise unknown(f"column in the figure of {name}", column, columns)
+    for score in (s for panel in panels for s in (*panel.scores, panel.score) if s):
+        score_of(score)
+    return panels
 
 
 def draw(
     results: Results, found: Sequence[Entry], panels: Sequence[Panel], titles: Mapping[str, str], path: Path
 ) -> bool:
-    """Write `path`.png and .svg; False where there is nothing to draw yet."""
+    """Write `path`.png and .svg; False where there is nothing to draw yet, and no older figure is left then."""
+    files = {kind: path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")}
     if not results.done or not panels:
+        for file in files.values():
+            file.unlink(missing_ok=True)
         return False
     import matplotlib
 
@@ -71,8 +84,10 @@ def draw(
         figure.suptitle(
             f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
         )
-        for suffix in (".png", ".svg"):
-            figure.savefig(path.with_suffix(suffix), dpi=120, metadata={"Date": None} if suffix == ".svg" else None)
+        for kind, file in files.items():
+            out = io.BytesIO()
+            figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
+            write_aside(file, out.getvalue())
         plt.close(figure)
     return True
 
@@ -105,7 +120,7 @@ def _error_words(found: Sequence[Entry]) -> str:
     if seeds == {1}:
         return "bars: 95% interval over examples, n = 1 seed"
     counts = str(max(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    return f"bars: sd over seeds, n = {counts}"
+    return f"bars: sd over seeds, n = {counts}" + (", or 95% over examples where n = 1" if 1 in seeds else "")
 
 
 def _bars(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
@@ -164,7 +179,9 @@ def _spread(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, t
         paper = [(i, e.paper_sd) for i, r in enumerate(rows) if (e := mine.get(r)) and e.paper_sd is not None]
         if paper:
             axis.plot(
-                *zip(*paper, strict=True), **{**style, "linestyle": ":", "mfc": "none"}, label=f"{column}, the paper"
+                *zip(*paper, strict=True),
+                **{**style, "linestyle": ":", "mfc": "none"},
+                label=f"{column}, the paper, paper scale",
             )
     axis.set_xticks(range(len(rows)), [titles.get(r, r) for r in rows], rotation=15, ha="right")
     axis.set(ylabel="sd over seeds, points")
@@ -185,7 +202,7 @@ def _factor(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, t
         paper = [(place[e.row][0], e.paper) for e in some if e.paper is not None]
         if paper:
             style = {**_style(number), "linestyle": ":", "alpha": 0.5, "mfc": "none"}
-            axis.plot(*zip(*paper, strict=True), label=f"{name}, the paper", **style)
+            axis.plot(*zip(*paper, strict=True), label=f"{name}, the paper, paper scale", **style)
     axis.set(xlabel=panel.x.rpartition(".")[2], ylabel=f"{panel.column}, %")
     axis.set_xticks(sorted({x for x, _ in place.values()}))
     axis.set_title(_error_words(shown), fontsize=SMALL + 1)
@@ -222,7 +239,7 @@ def _training(axis: Any, results: Results, found: Sequence[Entry], panel: Panel,
         if not rows:
             continue
         seeds, length = max(seeds, len(rows)), min(len(some) for some in rows)
-        x = np.mean([[r[panel.x] for r in some[:length]] for some in rows], axis=0)
+        x = np.mean([[along(r, panel.x) for r in some[:length]] for some in rows], axis=0)
         every = [
             [100 * np.mean([r[weights][s][score.metric] for s in score.splits]) for r in some[:length]] for some in rows
         ]
@@ -230,7 +247,7 @@ def _training(axis: Any, results: Results, found: Sequence[Entry], panel: Panel,
         axis.plot(x, np.mean(every, axis=0), label=label, **style)
         if len(rows) > 1:
             axis.fill_between(x, np.min(every, axis=0), np.max(every, axis=0), color=style["color"], alpha=0.12, lw=0)
-    axis.set(xlabel="seconds of training" if panel.x == "seconds" else "update")
+    axis.set(xlabel="seconds spent in updates" if panel.x == "seconds" else "update")
     axis.set(ylabel=f"{panel.score or 'accuracy'}, %")
     several = f"mean over seeds, shaded from lowest to highest, n = {seeds}"
     axis.set_title("one seed" if seeds == 1 else several, fontsize=SMALL + 1)
@@ -256,7 +273,7 @@ def _depth(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, ti
     for budget in sorted(budgets):
         axis.axvline(budget, color="0.5", linestyle=":", label="training budget")
     axis.set(xlabel="forced ACT steps", ylabel="accuracy, %")
-    axis.set_title("last checkpoint, averaged weights", fontsize=SMALL + 1)
+    axis.set_title("last checkpoint", fontsize=SMALL + 1)
     _legend(axis)
 
 
@@ -264,15 +281,11 @@ def _policies(axis: Any, results: Results, found: Sequence[Entry], panel: Panel,
     """Accuracy against mean ACT steps: a marker for each policy, a colour for each variant."""
     names: list[str] = []
     for number, variant in enumerate(results.study.variants):
-        points: dict[str, list[tuple[float, float]]] = {}
-        for cell in results.stored(panel.task, variant).values() if panel.task in results.tasks else []:
-            for row in (cell["after"]["policies"] or {}).get("results", []):
-                points.setdefault(row["policy"], []).append((row["mean_steps"], 100 * row["valid"]["value"]))
-        for policy, each in points.items():
+        for policy, each in policies_of(results, panel.task, variant).items():
             if policy not in names:
                 names.append(policy)
-            steps, value = np.mean(each, axis=0)
-            error = float(np.std([v for _, v in each], ddof=1)) if len(each) > 1 else 0.0
+            steps, value = (np.mean([getattr(p, k) for p in each]) * by for k, by in (("steps", 1), ("valid", 100)))
+            error = 100 * (spread([p.valid for p in each]) or 0.0)
             marker = MARKERS[names.index(policy) % len(MARKERS)]
             colour = COLOURS[number % len(COLOURS)]
             axis.errorbar(

@@ -7,16 +7,17 @@ the other side or on both.
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from ponder import report_stats as stats
-from ponder.config import Frozen
-from ponder.errors import UserError
+from ponder.config import Frozen, parse
+from ponder.errors import UserError, unknown
 from ponder.report_stats import Estimate
 from ponder.report_values import Place, Quantity, Results, compare, score_of
+from ponder.study import Study
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not confirmed", "not testable", "not run yet"
 
@@ -33,6 +34,8 @@ class Test(Frozen):
     is_: Literal["greater", "less", "within", "not_greater"] = Field(alias="is")
     margin: float = 0.0
     """In points for accuracies."""
+    than: float | None = None
+    """Compare `a` with this number, in points for accuracies, instead of with `b`."""
     at: Literal["end", "seconds", "updates"] = "end"
     """At the end of each training, or at the smallest common total of this."""
     spread: bool = False
@@ -75,40 +78,59 @@ class Verdict:
 
 def judge(finding: Finding, results: Results) -> Verdict:
     """The verdict, from the declared rule and what is stored."""
-    scale: Any = results.scale
+    scale: Literal["mini", "paper"] = "paper" if results.scale == "paper" else "mini"
     if scale in finding.not_testable:
         return Verdict(finding, NOT_TESTABLE, finding.not_testable[scale], ())
     compared = tuple(c for test in finding.tests for c in _compared(test, results))
     if not compared:
         return Verdict(finding, NOT_TESTABLE, f"its task is not part of the {scale} form", ())
-    if finding.need == "any" and any(c.holds for c in compared):
-        return Verdict(finding, CONFIRMED, "", compared)
+    if finding.need == "any" and any(c.holds and not c.missing for c in compared):
+        return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
     needed = {place for c in compared for place in c.needed}
     if missing := {place for c in compared for place in c.missing}:
-        there = len(needed) - len(missing)
-        return Verdict(finding, NOT_RUN, f"{there} of the {len(needed)} trainings it compares are there", compared)
+        said = f"{len(needed) - len(missing)} of the {len(needed)} trainings it compares are there"
+        if lost := len(missing & {*results.failed}):
+            said += f", {lost} failed"
+        return Verdict(finding, NOT_RUN, said, compared)
     unknown = [c for c in compared if c.holds is None]
     if unknown:
         return Verdict(finding, NOT_TESTABLE, unknown[0].why, compared)
     failed = [c for c in compared if not c.holds]
     if failed and (finding.need == "all" or len(failed) == len(compared)):
         return Verdict(finding, NOT_CONFIRMED, "; ".join(dict.fromkeys(c.why for c in failed)), compared)
-    return Verdict(finding, CONFIRMED, "", compared)
+    return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
+
+
+def _part(finding: Finding, compared: tuple[Compared, ...]) -> str:
+    """What a confirmed claim leaves open."""
+    declared = sum(len(test.b) if isinstance(test.b, tuple) else 1 for test in finding.tests)
+    return "" if len(compared) == declared else f"{len(compared)} of its {declared} comparisons are part of this scale"
 
 
 def _compared(test: Test, results: Results) -> Iterator[Compared]:
-    for b in test.b if isinstance(test.b, tuple) else (test.b,):
-        (variant_a, of_a), (variant_b, of_b) = (_side(side, test, results) for side in (test.a, b))
+    for (variant_a, of_a), (variant_b, of_b) in pairs_of(test, results.study):
         if {results.task_of(of) for of in (of_a, of_b)} <= set(results.tasks):
             yield _compare(test, results, variant_a, of_a, variant_b, of_b)
 
 
-def _side(side: Side, test: Test, results: Results) -> tuple[str, Quantity]:
+def pairs_of(test: Test, study: Study) -> list[tuple[tuple[str, Quantity], tuple[str, Quantity]]]:
+    """What is compared with what, checked. Where it is a number, both sides are the first."""
+    first = _side(test.a, test, study)
+    if test.than is not None:
+        return [(first, first)]
+    return [(first, _side(b, test, study)) for b in (test.b if isinstance(test.b, tuple) else (test.b,))]
+
+
+def _side(side: Side, test: Test, study: Study) -> tuple[str, Quantity]:
     parts = {"variant": side} if isinstance(side, str) else dict(side)
-    variant = str(parts.pop("variant", results.study.baseline))
-    of = Quantity.model_validate({**test.of, **parts})
+    variant = str(parts.pop("variant", study.baseline))
+    if variant not in study.variants:
+        raise unknown(f"variant in a finding of {study.name}", variant, study.variants)
+    of = parse(Quantity, {**test.of, **parts}, f"a finding of {study.name}")
     if (of.score is None) == (of.field is None):
-        raise UserError(f"study {results.study.name}: a finding's `of` needs exactly one of score and field")
+        raise UserError(f"study {study.name}: a finding's `of` needs exactly one of score and field")
+    if of.score is not None:
+        score_of(of.score)
     return variant, of
 
 
@@ -127,16 +149,28 @@ def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, varia
         found = stats.spread_ratio([r.value for r in a.values()], [r.value for r in b.values()])
         margin = 0.0
     else:
-        found = compare(a, b)
-        margin = test.margin / 100 if percent else test.margin
+        by = 100 if percent else 1
+        found = compare(a, b) if test.than is None else _against(results, variant_a, of_a, test.than / by)
+        margin = test.margin / by
     holds, why = decide(found, test.is_, margin)
     if found is None and test.spread and not missing:
         why = "the spread over seeds is 0 or there is one seed only"
     words = _words(test, results, variant_a, of_a, variant_b, of_b)
+    if test.than is not None:
+        described = [x for x, usual in zip(_described(variant_a, of_a, results), DEFAULTS, strict=True) if x != usual]
+        words = f"{', '.join(described)} minus {test.than:g}"
     if clock is not None:
-        words += f", at {clock.at:,.0f} {'updates' if clock.axis == 'update' else 'seconds of training'} each"
-    final = not test.spread and clock is None
+        words += f", at {clock.at:,.0f} {'updates' if clock.axis == 'update' else 'seconds spent in updates'} each"
+    final = not test.spread and clock is None and test.than is None
     return Compared(words, found, holds, why, unit, needed, missing, sides if final else None)
+
+
+def _against(results: Results, variant: str, of: Quantity, number: float) -> Estimate | None:
+    """A mean as a difference from a number."""
+    found = results.estimate(variant, of)
+    if found is None or found.low is None or found.high is None:
+        return None
+    return replace(found, value=found.value - number, low=found.low - number, high=found.high - number)
 
 
 def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | None, str]:

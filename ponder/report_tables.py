@@ -4,18 +4,21 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from ponder.config import Frozen
 from ponder.errors import UserError
-from ponder.report_findings import Finding
+from ponder.report_findings import Finding, pairs_of
 from ponder.report_stats import Estimate
 from ponder.report_values import Clock, Quantity, Results, compare, llm_estimate, score_of, scores
 from ponder.study import Study
 
 MISSING = "missing"
+NONE = "n/a"
+"""The training is there and has no such number."""
 
 
 class Which(Frozen):
@@ -87,6 +90,8 @@ def _consistent(study: Study, page: Page) -> None:
         for label in numbers:
             if label not in labels:
                 raise UserError(f"study {study.name}: paper_numbers name {label!r}; columns are {', '.join(labels)}")
+    for test in (test for finding in page.findings for test in finding.tests):
+        pairs_of(test, study)
     ids = {finding.id for finding in page.findings}
     named = {i for option in (page.measure.which.options.values() if page.measure.which else ()) for i in option}
     if len(ids) != len(page.findings) or not named <= ids:
@@ -103,6 +108,8 @@ class Entry:
     of: Quantity
     planned: int
     """Seeds that the study asks for; 0 for a language model."""
+    there: int
+    """Those whose training is stored."""
     ours: Estimate | None
     difference: Estimate | None
     """To the baseline, or to the first column; None for these themselves."""
@@ -128,7 +135,7 @@ def _columns(
     results: Results, page: Page, axis: Literal["seconds", "update"] | None
 ) -> Iterator[tuple[Quantity, Clock | None]]:
     """The columns whose task is part of this scale; on a clock, those that a curve can give."""
-    for column in page.measure.columns:
+    for column in chain.from_iterable(_of_each_task(results, column) for column in page.measure.columns):
         if results.task_of(column) not in results.tasks:
             continue
         if axis is None:
@@ -138,15 +145,30 @@ def _columns(
             yield column, clock or Clock(axis, 0.0)
 
 
+def _of_each_task(results: Results, column: Quantity) -> Iterator[Quantity]:
+    """A field of no named task is given for every task."""
+    if column.field is None or column.task is not None or len(results.tasks) == 1:
+        yield column
+    else:
+        for task in results.tasks:
+            yield column.model_copy(update={"task": task, "label": f"{column.label}, {task}"})
+
+
 def _entry(results: Results, page: Page, variant: str, column: Quantity, clock: Clock | None) -> Entry:
     baseline = results.study.baseline
     difference = None
     if variant != baseline:
         difference = compare(results.readings(variant, column, clock), results.readings(baseline, column, clock))
-    planned = len(results.seeds(results.task_of(column), variant))
+    seeds = _seeds(results, variant, column)
     ours = results.estimate(variant, column, clock)
     paper = (None, None) if clock else _paper(page, variant, column.label)
-    return Entry(variant, column.label, column, planned, ours, difference, *paper)
+    return Entry(variant, column.label, column, *seeds, ours, difference, *paper)
+
+
+def _seeds(results: Results, variant: str, of: Quantity) -> tuple[int, int]:
+    """Planned, and stored."""
+    task = results.task_of(of)
+    return len(results.seeds(task, variant)), len(results.stored(task, variant))
 
 
 def _by_score(results: Results, page: Page) -> Iterator[Entry]:
@@ -160,9 +182,9 @@ def _by_score(results: Results, page: Page) -> Iterator[Entry]:
             difference = None
             if of != first and of.percent and of.metric == first.metric:
                 difference = compare(results.readings(variant, of), results.readings(variant, first))
-            planned = len(results.seeds(results.task_of(of), variant))
+            seeds = _seeds(results, variant, of)
             ours = results.estimate(variant, of)
-            yield Entry(name, column.label, of, planned, ours, difference, *_paper(page, name, column.label))
+            yield Entry(name, column.label, of, *seeds, ours, difference, *_paper(page, name, column.label))
 
 
 def _llms(results: Results, page: Page) -> Iterator[Entry]:
@@ -173,7 +195,7 @@ def _llms(results: Results, page: Page) -> Iterator[Entry]:
             if column.checkpoint != "last":
                 continue
             ours = llm_estimate(results, model, column) if model in results.llms else None
-            yield Entry(model, column.label, column, 0, ours, None, *_paper(page, model, column.label))
+            yield Entry(model, column.label, column, 0, 0, ours, None, *_paper(page, model, column.label))
 
 
 def _paper(page: Page, row: str, label: str) -> tuple[float | None, float | None]:
@@ -230,7 +252,7 @@ def signed(found: Estimate | None, of: Quantity) -> str:
 def short(entry: Entry) -> str:
     """A table's cell: mean ± sd over seeds, how many of them are missing, and the paper's number."""
     if entry.ours is None:
-        text = MISSING
+        text = NONE if entry.there else MISSING
     else:
         text = number(entry.ours.value, entry.of)
         if entry.ours.sd is not None:
@@ -281,7 +303,7 @@ def details(found: Sequence[Entry], titles: Mapping[str, str], against: str) -> 
                 e.column,
                 f"{ours.seeds if ours else 0} of {e.planned}" if e.planned else "–",
                 f"{ours.examples:,}" if ours and ours.examples else "–",
-                number(ours.value, e.of) if ours else MISSING,
+                number(ours.value, e.of) if ours else NONE if e.there else MISSING,
                 number(sd, e.of),
                 ends(ours, e.of),
                 signed(e.difference, e.of),

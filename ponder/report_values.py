@@ -22,8 +22,6 @@ Stored = Mapping[str, Any]
 Place = tuple[str, str, int]
 """Task, variant, seed: where a training stands in its study."""
 Bits = npt.NDArray[np.bool_]
-FIELDS = ("grad_norm", "seconds", "updates", "parameters")
-"""Quantities of a whole cell, which are no shares of examples."""
 
 
 class Score(Frozen):
@@ -40,6 +38,9 @@ class Quantity(Frozen):
     label: str = ""
     score: str | None = None
     field: Literal["grad_norm", "seconds", "updates", "parameters"] | None = None
+    """A quantity of a whole cell, which is no share of examples."""
+    task: str | None = None
+    """Whose cell a field is of; without it, the study's only or first task's."""
     metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] | None = None
     """Instead of the score's own."""
     checkpoint: Literal["last", "chosen", "peak", "end_of_curve"] = "last"
@@ -101,7 +102,7 @@ def read(stored: Stored, wanted: Quantity, clock: Clock | None = None) -> Readin
     score = score_of(wanted.score)
     metric = wanted.metric or score.metric
     if metric.startswith("pass@"):
-        return _passes(stored, score.splits[0], metric)
+        return _passes(stored, score.splits[0], metric, wanted) if clock is None else None
     if clock is not None:
         return _on_clock(stored, score, metric, wanted.weights, clock)
     if wanted.checkpoint == "last" and (measured := _measured(stored, score, metric, wanted)) is not None:
@@ -121,12 +122,15 @@ def _field(stored: Stored, field: str) -> Reading:
     return Reading(float(places[field]()))
 
 
-def _passes(stored: Stored, split: str, metric: str) -> Reading | None:
-    """ARC votes, a task solved when all its test inputs are."""
-    arc = stored["after"].get("ema", {}).get("splits", {}).get(split, {}).get("arc")
-    if arc is None:
+def _passes(stored: Stored, split: str, metric: str, wanted: Quantity) -> Reading | None:
+    """ARC votes, a task solved when all its test inputs are. They are counted at the training budget and at the end."""
+    arc = stored["after"].get(wanted.weights, {}).get("splits", {}).get(split, {}).get("arc")
+    steps = {"budget": stored["after"]["budget"], "end": stored["after"]["steps"]}
+    if arc is None or wanted.checkpoint != "last" or wanted.show != "value":
         return None
-    said = next((a for a in arc["at_step"] if a["step"] == stored["after"]["budget"]), arc["at_step"][-1])
+    said = next((a for a in arc["at_step"] if a["step"] == steps.get(str(wanted.way))), None)
+    if said is None:
+        return None
     return Reading(said["all_test_inputs"][metric]["value"], int(arc["tasks"]))
 
 
@@ -191,10 +195,15 @@ def _from_curve(stored: Stored, score: Score, metric: str, wanted: Quantity) -> 
     return Reading(value, _n(stored, score), len(score.splits))
 
 
+def along(row: Stored, axis: str) -> float:
+    """Where an evaluation while training stands: its update, or the seconds spent in updates until then."""
+    return float(row.get("update_seconds", row["seconds"]) if axis == "seconds" else row["update"])
+
+
 def _on_clock(stored: Stored, score: Score, metric: str, weights: str, clock: Clock) -> Reading | None:
     """Between two evaluations the curve is taken as straight; before the first there is nothing."""
     rows = _rows(stored, score, metric, weights)
-    x = [float(row[clock.axis]) for row, _ in rows]
+    x = [along(row, clock.axis) for row, _ in rows]
     if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
         return None
     value = float(np.interp(clock.at, x, [value for _, value in rows]))
@@ -233,8 +242,7 @@ class Results:
         return {seed: stored for seed, stored in found.items() if stored is not None}
 
     def task_of(self, wanted: Quantity) -> str:
-        """A quantity of whole cells belongs to the study's first task, unless its score says otherwise."""
-        return score_of(wanted.score).task if wanted.score else self.tasks[0]
+        return score_of(wanted.score).task if wanted.score else wanted.task or self.tasks[0]
 
     def readings(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> dict[int, Reading]:
         if variant not in self.study.variants:
@@ -251,8 +259,27 @@ class Results:
     def clock(self, axis: Literal["seconds", "update"], variants: Iterable[str], wanted: Quantity) -> Clock | None:
         """The smallest common total: what every finished training of these variants has reached."""
         task = self.task_of(wanted)
-        totals = [float(c["curve"][-1][axis]) for v in variants for c in self.stored(task, v).values()]
+        totals = [along(c["curve"][-1], axis) for v in variants for c in self.stored(task, v).values()]
         return Clock(axis, min(totals)) if totals else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A halting policy of one cell."""
+
+    steps: float
+    valid: float
+    n: int
+
+
+def policies_of(results: Results, task: str, variant: str) -> dict[str, list[Point]]:
+    """Policy -> what it came to, for each seed."""
+    out: dict[str, list[Point]] = {}
+    for cell in results.stored(task, variant).values() if task in results.tasks else ():
+        said = cell["after"]["policies"] or {"results": []}
+        for row in said["results"]:
+            out.setdefault(row["policy"], []).append(Point(row["mean_steps"], row["valid"]["value"], said["n"]))
+    return out
 
 
 def _least(counts: Iterable[int | None]) -> int | None:

@@ -92,11 +92,11 @@ def open_folder(folder: Path, config: Config) -> None:
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
         return
-    if folder.exists() and any(folder.iterdir()):
+    part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
+    if folder.exists() and any(path != part for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{CONFIG}.part"
         part.write_text(json.dumps(config.flat(), indent=1))
         part.rename(folder / CONFIG)
     except OSError as error:

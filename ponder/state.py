@@ -30,6 +30,8 @@ class Run:
     slots: list[Slots]
     update: int = 0
     seconds: float = 0.0
+    update_seconds: float = 0.0
+    """The part of `seconds` spent in updates: without evaluations, checkpoints and the start."""
     best: dict[str, Any] | None = None
     window: dict[str, float] | None = None
     """Sums since the last row of the log."""
@@ -73,6 +75,7 @@ class Run:
         return {
             "update": self.update,
             "seconds": self.seconds,
+            "update_seconds": self.update_seconds,
             "best": self.best,
             "window": self.window,
             "ranks": runtime.world,
@@ -94,6 +97,7 @@ class Run:
             self.table.seen.copy_(held["table.seen"])
         self.update = self.optimiser.t = saved.state["update"]
         self.seconds, self.best, self.window = (saved.state[k] for k in ("seconds", "best", "window"))
+        self.update_seconds = saved.state.get("update_seconds", self.seconds)
         files = [saved.tensors(f"carry-{rank}") for rank in range(saved.state["ranks"])]
         carried = {k: torch.cat([f[k] for f in files]) for k in files[0]}
         order = {int(slot): at for at, slot in enumerate(carried["ids"])}

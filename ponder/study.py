@@ -107,7 +107,8 @@ class Cell:
 
     @property
     def key(self) -> str:
-        return self.config.key()
+        """What determines the result: the configuration, and the number of threads, which changes the last bits."""
+        return self.config.key() + (f"-t{self.threads}" if self.threads > 1 else "")
 
     @property
     def label(self) -> str:
@@ -130,13 +131,15 @@ class Study(Frozen):
     figure: Any = None
     findings: Any = None
 
+    def has(self, scale: str) -> bool:
+        return ("paper" if scale == "paper" else "mini") in self.scales
+
     def scale(self, scale: str) -> Scale:
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
-        found = self.scales.get("paper" if scale == "paper" else "mini")
-        if found is None:
+        if not self.has(scale):
             raise UserError(f"study {self.name} has no scale {scale!r}: allowed: {', '.join(self.scales)}")
-        return found
+        return self.scales["paper" if scale == "paper" else "mini"]
 
     def cells(self, scale: str = "mini") -> list[Cell]:
         """All cells, seeds outermost, so that a study half run has whole seeds of all variants."""
@@ -273,10 +276,11 @@ def load(name: str) -> Study:
     return study
 
 
-def load_all(wanted: Sequence[str]) -> list[Study]:
-    """The named studies in the given order, each once; `all` is every one."""
-    listed = [name for given in wanted for name in (names() if given == "all" else [given])]
-    return [load(name) for name in dict.fromkeys(listed)]
+def load_all(wanted: Sequence[str], scale: str = "mini") -> list[Study]:
+    """The named studies in the given order, each once; `all` is every one that has this scale."""
+    every = [study for study in map(load, names()) if study.has(scale)] if "all" in wanted else []
+    listed = [study for name in wanted for study in (every if name == "all" else [load(name)])]
+    return list({study.name: study for study in listed}.values())
 
 
 def load_tasks(scale: Literal["mini", "paper"]) -> dict[str, Task]:

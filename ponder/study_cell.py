@@ -97,7 +97,7 @@ def trained(cell: Cell, folder: Path) -> dict[str, Any]:
         "n": about.pop("n"),
         "summary": rounded(about),
         "curve": [
-            rounded({k: row[k] for k in ("update", "seconds", "ema", "online") if k in row})
+            rounded({k: row[k] for k in ("update", "seconds", "update_seconds", "ema", "online") if k in row})
             for row in rows
             if row["kind"] == "eval"
         ],

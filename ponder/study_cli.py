@@ -64,7 +64,7 @@ def _store(args: argparse.Namespace) -> Store:
 def _list(args: argparse.Namespace) -> None:
     from ponder.study_show import print_studies
 
-    print_studies(load_all(names()), Console(highlight=False))
+    print_studies([load(name) for name in names()], Console(highlight=False))
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -76,20 +76,20 @@ def _show(args: argparse.Namespace) -> None:
 def _status(args: argparse.Namespace) -> None:
     from ponder.study_show import print_status
 
-    print_status(load_all(args.names or ["all"]), args.scale, _store(args), Console(highlight=False))
+    print_status(load_all(args.names or ["all"], args.scale), args.scale, _store(args), Console(highlight=False))
 
 
 def _report(args: argparse.Namespace) -> None:
     from ponder.report import main_report
 
-    for path in main_report(args.names, args.scale, args.results.parent, cells=args.results):
+    for path in main_report(args.names, args.scale, args.results.parent, _store(args)):
         print(path)
 
 
 def _cost(args: argparse.Namespace) -> None:
     from ponder.study_cost import print_costs
 
-    print_costs(load_all(args.names), args.gpu, args.utilisation, args.write)
+    print_costs(load_all(args.names, "paper"), args.gpu, args.utilisation, args.write)
 
 
 def _cell(args: argparse.Namespace) -> None:
@@ -113,7 +113,7 @@ def _cell(args: argparse.Namespace) -> None:
 def _run(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers {args.workers} is too small: give at least 1")
-    studies = load_all(args.names)
+    studies = load_all(args.names, args.scale)
     jobs = plan(chosen([cell for study in studies for cell in study.cells(args.scale)], args.only))
     if args.dry_run:
         _say_plan(jobs, _store(args))
@@ -158,14 +158,14 @@ def _run_here(jobs: Sequence[Job], studies: Sequence[Study], args: argparse.Name
         bar.close()
     tally = runner.run(jobs, view_for(), hopeless)
     if tally.stopped:
-        print(f"stopped with {len(tally.stopped)} cells to go, saved: the same command goes on")
+        print(f"stopped with {len(tally.stopped)} trainings to go, saved: the same command goes on")
     if tally.elsewhere:
-        print(f"{len(tally.elsewhere)} cells are being run by another process")
+        print(f"{len(tally.elsewhere)} trainings are being run by another process")
     if tally.failed:
         label, error = next(iter(tally.failed.items()))
         raise UserError(
-            f"{len(tally.failed)} cells failed, the first {label}: {error}. `ponder study status` shows all; running "
-            f"again tries them again"
+            f"{len(tally.failed)} trainings failed, the first {label}: {error}. `ponder study status` shows all; "
+            f"running again tries them again"
         )
 
 

@@ -253,4 +253,6 @@ def build_data(jobs: Sequence[Job], data_dir: Path, progress: Progress = silent)
 def worker_environment(threads: int, slot: int, gpus: int) -> dict[str, str]:
     """Threads must be said before torch is loaded; workers take turns on the GPUs."""
     out = {name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-    return {**out, "CUDA_VISIBLE_DEVICES": str(slot % gpus)} if gpus else out
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpus else []
+    ids = visible if len(visible) == gpus and all(visible) else [str(gpu) for gpu in range(gpus)]
+    return {**out, "CUDA_VISIBLE_DEVICES": ids[slot % gpus]} if gpus else out

@@ -209,8 +209,8 @@ def counts_table(counts: dict[str, dict[State, int]]) -> Table:
     return table
 
 
-def view_for(quiet: bool = False) -> View:
-    return Screen(Console()) if sys.stdout.isatty() and not quiet else Lines()
+def view_for() -> View:
+    return Screen(Console()) if sys.stdout.isatty() else Lines()
 
 
 # Lists ----------------------------------------------------------------------------------------------------------------
@@ -221,7 +221,8 @@ def print_studies(studies: Sequence[Study], console: Console) -> None:
     for column in ("study", "asks", "variants", "mini cells"):
         table.add_column(column, justify="right" if column in ("variants", "mini cells") else "left")
     for study in studies:
-        table.add_row(study.name, study.asks, str(len(study.variants)), str(len(study.cells("mini"))))
+        cells = str(len(study.cells("mini"))) if study.has("mini") else "–"
+        table.add_row(study.name, study.asks, str(len(study.variants)), cells)
     console.print(table)
     console.print(
         "[dim]ponder study show NAME | run NAME... | status | report NAME... | cost NAME...; `all` is every one[/]"
@@ -253,8 +254,9 @@ def print_study(study: Study, scale: str, store: Store, console: Console) -> Non
     time_left = (
         "unknown until a cell is done" if len(known) < len(each) else f"about {duration(sum(known))} of one worker"
     )
+    seeds = ", ".join(dict.fromkeys(str(cell.seed) for cell in cells))
     console.print(
-        f"{scale}: {len(cells)} cells on {', '.join(tasks)}; seeds {', '.join(map(str, plan.seeds))}; "
+        f"{scale}: {len(cells)} cells on {', '.join(tasks)}; seeds {seeds}; "
         f"{plan.threads} thread(s) each; {len(todo)} to do" + (f", {time_left}" if todo else "")
     )
 

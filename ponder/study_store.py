@@ -95,12 +95,12 @@ def measured(said: Mapping[str, Any], after: After) -> bool:
     return deep and all(name in there for name in wanted) and (there["policies"] is not None or not after.policies)
 
 
-def write_aside(path: Path, text: str) -> None:
+def write_aside(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("w") as file:
-            file.write(text)
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -138,9 +138,9 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
         yield ours
 
 
-def _taken(handle: int) -> bool:
+def _taken(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
@@ -150,7 +150,7 @@ def holder(path: Path) -> str | None:
     """Who holds the lock, as `pid 123 on host`; None where nobody who is alive does."""
     try:
         with path.open("r+") as file:
-            if _taken(file.fileno()):
+            if _taken(file.fileno(), fcntl.LOCK_SH):  # two who ask at once are not in each other's way
                 return None
             try:
                 said = json.loads(file.read())

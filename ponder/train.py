@@ -207,6 +207,7 @@ def train(
     while outcome is None:
         # One update: a micro-step for each accumulation step, then the optimisers
         if run.update < updates:
+            turned = time.perf_counter()
             depth = Depth.at(config, run.update, updates)
             weights.grad.zero_()
             moments = []
@@ -232,7 +233,8 @@ def train(
                 )
             if run.average is not None:
                 run.average.update(weights)
-            run.seconds = spent_before + time.perf_counter() - began
+            now = time.perf_counter()
+            run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - turned
             window = run.window or {}
             sums |= {"grad_norm": norm, "updates": 1.0}
             run.window = {k: window.get(k, 0.0) + v for k, v in sums.items()}
@@ -250,7 +252,7 @@ def train(
                 view.say(warning)
         if (run.update % config.train.eval_every == 0 or run.update == updates) and not log.has("eval", run.update):
             row = evaluation_row(run, dataset, splits, runtime, precision)
-            row["seconds"] = run.seconds
+            row |= {"seconds": run.seconds, "update_seconds": run.update_seconds}
             log.write(row)
             view.row(row)
             score = row["ema"].get("val", {}).get(config.eval.select)
@@ -316,6 +318,7 @@ def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
         "grad_norm_max": window["grad_norm_max"],
         "lr": config.train.lr * factor,
         "seconds": run.seconds,
+        "update_seconds": run.update_seconds,
     }
     return row
 

@@ -88,7 +88,7 @@ def stored(cell: Cell, answers: Answers, seconds: float = 100.0, curve: list[flo
             "budget": budget,
             "ema": weights,
             "online": weights,
-            "policies": {"split": "test", "results": policies},
+            "policies": {"split": "test", "n": N, "results": policies},
         },
     }
 
@@ -354,6 +354,43 @@ def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_pat
     assert "other side" in made.verdicts[0].why
 
 
+def test_evaluations_do_not_count_as_training_time(tmp_path: Path) -> None:
+    said = stored(two().cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
+    for row in said["curve"]:
+        row["update_seconds"] = row["seconds"] / 2
+    assert read(said, Quantity(score="Sudoku"), Clock("seconds", 50.0)).value == pytest.approx(0.7)  # type: ignore[union-attr]
+
+
+def test_a_field_is_given_for_each_task_and_what_a_cell_lacks_is_not_called_missing(tmp_path: Path) -> None:
+    columns = [{"label": "norm", "field": "grad_norm"}, {"label": "halting", "score": "Sudoku", "way": "halting"}]
+    study_ = two(
+        measure={"columns": columns}, paper_numbers=None, scales={"mini": {"tasks": ["sudoku", "maze"], "seeds": [0]}}
+    )
+    for cell in study_.cells("mini"):
+        said = stored(cell, known)
+        said["summary"]["mean_grad_norm"] = {"sudoku": 1.5, "maze": 2.5}[cell.task]
+        said["after"]["ema"]["splits"]["test"]["halting"] = None
+        if cell.variant == "a":
+            Store(tmp_path / "cells").write(cell.key, said)
+    text = study_text(make(study_, "mini", tmp_path))
+    assert "| a | 1.5 | 2.5 | n/a |" in text and "| b | missing | missing | missing |" in text
+
+
+def test_arc_votes_are_read_at_the_budget_and_at_the_end() -> None:
+    def voted(step: int, value: float) -> dict[str, Any]:
+        return {"step": step, "all_test_inputs": {"pass@2": {"value": value}}}
+
+    arc = {"tasks": 20, "at_step": [voted(4, 0.25), voted(9, 0.5)]}
+    said = {"after": {"budget": 4, "steps": 9, "ema": {"splits": {"test": {"arc": arc}}}}}
+
+    def value(**of: Any) -> float | None:
+        found = read(said, Quantity(score="ARC-AGI-1 pass@2", **of))
+        return None if found is None else found.value
+
+    assert (value(), value(way="end")) == (0.25, 0.5)
+    assert value(checkpoint="peak") is value(way="best_step") is value(weights="online") is None
+
+
 # Verdicts -------------------------------------------------------------------------------------------------------------
 
 
@@ -385,6 +422,16 @@ def test_verdicts_follow_the_rule_both_ways(tmp_path: Path) -> None:
     assert verdict_of(tmp_path, [{**yes, "spread": True}])[0] == NOT_CONFIRMED
     with pytest.raises(UserError, match="allowed: a, b"):
         verdict_of(tmp_path, [{**yes, "a": "c"}])
+
+
+def test_a_claim_may_name_a_number_and_says_what_it_leaves_open(tmp_path: Path) -> None:
+    of = {"score": "Sudoku"}
+    above = {"a": "b", "of": of, "is": "greater", "than": 40}
+    assert verdict_of(tmp_path, [above]) == (CONFIRMED, "")
+    assert verdict_of(tmp_path, [{**above, "than": 74}])[0] == NOT_CONFIRMED
+    assert verdict_of(tmp_path, [{**above, "is": "less", "than": 99}]) == (CONFIRMED, "")
+    maze = {"a": "b", "b": "a", "of": {"score": "Maze"}, "is": "greater"}
+    assert verdict_of(tmp_path, [above, maze]) == (CONFIRMED, "1 of its 2 comparisons are part of this scale")
 
 
 def test_one_seed_without_examples_gives_no_verdict(tmp_path: Path) -> None:
@@ -431,11 +478,7 @@ def test_all_studies_are_there() -> None:
 def test_study_is_valid_at_both_scales(name: str) -> None:
     study_ = study.load(name)
     page = page_of(study_)
-    panels = panels_of(name, page.figure)
-    labels = {c.label for c in page.measure.columns}
-    for panel in panels:
-        assert {*panel.columns, *([panel.column] if panel.column else [])} <= labels
-        assert all(score in scores() for score in (*panel.scores, *([panel.score] if panel.score else [])))
+    assert panels_of(name, page.figure, [c.label for c in page.measure.columns])
     for scale in ("mini", "paper"):
         cells = study_.cells(scale)
         assert {cell.variant for cell in cells} == set(study_.variants)
@@ -489,7 +532,10 @@ def test_a_study_that_declares_no_columns_gets_the_scores_of_its_tasks(tmp_path:
     assert "paper" not in text.split("## All numbers")[0] and "| a | 50.0 |" in text
 
 
-def test_mistakes_in_report_fields_are_named() -> None:
+SAYS = {"id": "x", "claim": "x"}
+
+
+def test_mistakes_in_report_fields_are_named_before_anything_is_written(tmp_path: Path) -> None:
     for bad, match in (
         ({"measure": {"columns": [{"label": "x", "scor": "Sudoku"}]}}, "scor"),
         ({"measure": {"columns": [{"label": "x", "score": "Sudoko"}]}}, "Sudoku"),
@@ -497,9 +543,13 @@ def test_mistakes_in_report_fields_are_named() -> None:
         ({"paper_numbers": {"c": {"Sudoku": 1}}}, "'c'"),
         ({"paper_numbers": {"a": {"Maze": 1}}}, "Maze"),
         ({"findings": [{"id": "x", "claim": "x", "tests": [{"a": "a", "b": "b", "is": "larger"}]}]}, "larger"),
+        ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "c", "of": {"score": "Sudoku"}, "is": "less"}]}]}, "'c'"),
+        ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "b", "of": {"scor": "Sudoku"}, "is": "less"}]}]}, "score"),
+        ({"figure": [{"kind": "bars", "columns": ["Sudokus"]}]}, "'Sudoku'"),
     ):
         with pytest.raises(UserError, match=match):
-            page_of(two(**bad))
+            make(two(**bad), "mini", tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -73,6 +73,16 @@ def test_studies_in_the_working_directory_are_found_and_may_not_take_a_shipped_n
         study.names()
 
 
+def test_all_are_those_of_the_scale_and_threads_are_part_of_a_key(folder: Path) -> None:
+    both, mini = written(folder), written(folder, "mini-only", scales={"mini": {"tasks": ["sudoku"], "seeds": [0]}})
+    assert [s.name for s in study.load_all(["all"])] == ["depth", "mini-only"]
+    assert [s.name for s in study.load_all(["mini-only", "all"], "mini")] == ["mini-only", "depth"]
+    assert study.load_all(["all"], "paper") == [both] and not mini.has("paper")
+    more = {"mini": {"tasks": ["sudoku"], "seeds": [5, 3], "threads": 4}}
+    keys = [{cell.key for cell in s.cells("mini")} for s in (both, written(folder, scales=more))]
+    assert len(keys[0] | keys[1]) == 12
+
+
 def test_settings_may_be_dotted_or_nested_and_later_ones_win(folder: Path) -> None:
     tasks = {"sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train": {"updates": 30, "lr": 0.5}}}}}
     (folder / "_tasks.yaml").write_text(yaml.safe_dump(tasks))

@@ -220,10 +220,13 @@ def test_data_that_cannot_be_had_is_named_and_the_rest_is_built(tmp_path: Path) 
     assert any(tmp_path.glob("sudoku-*/manifest.json"))
 
 
-def test_workers_get_the_studys_threads_and_take_turns_on_gpus() -> None:
+def test_workers_get_the_studys_threads_and_take_turns_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert worker_environment(3, 5, 0)["OMP_NUM_THREADS"] == "3"
     assert [worker_environment(1, slot, 2)["CUDA_VISIBLE_DEVICES"] for slot in range(4)] == ["0", "1", "0", "1"]
     assert "CUDA_VISIBLE_DEVICES" not in worker_environment(1, 0, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,7")
+    assert [worker_environment(1, slot, 2)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["2", "7", "2"]
 
 
 def test_time_left_is_that_of_like_cells(tmp_path: Path) -> None:
