@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ponder.evaluate import share
+from ponder.markers import put_between
 from ponder.metrics import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -94,13 +95,7 @@ def report() -> None:
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]))
     draw(stored, ROOT / "docs" / "mini.png")
-    readme = ROOT / "README.md"
-    text = readme.read_text()
-    if BEGIN in text:
-        before, rest = text.split(BEGIN)
-        after = rest.split(END)[1]
-        main = [line for line in lines if not any(f"| {split} |" in line for split in ("val",))]
-        readme.write_text("\n".join([before + BEGIN, *main, END]) + after)
+    put_between(ROOT / "README.md", BEGIN, END, "\n".join(line for line in lines if "| val |" not in line))
     print("\n".join(lines))
 
 

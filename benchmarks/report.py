@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ponder.markers import put_between
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
 AIMS = {"mini 4x4, width 64": (0.5, 0.5), "mini 6x6, width 96": (0.5, 0.5), "paper, width 512": (0.85, 0.90)}
@@ -96,17 +98,10 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 
 
 def main() -> None:
-    page = PAGE.read_text()
     for name, make in TABLES.items():
         stored = ROOT / "results" / f"bench_{name}.json"
         made = make(json.loads(stored.read_text())) if stored.exists() else f"Not measured: {stored.name} is missing."
-        begin, end = f"<!-- {name}: benchmarks/report.py -->", f"<!-- end of {name} -->"
-        before, found, rest = page.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not (found and ended):
-            raise SystemExit(f"{PAGE} has no place for {name}: add {begin} and {end}")
-        page = f"{before}{begin}\n{made}\n{end}{after}"
-    PAGE.write_text(page)
+        put_between(PAGE, f"<!-- {name}: benchmarks/report.py -->", f"<!-- end of {name} -->", made)
     print(f"wrote {PAGE.relative_to(ROOT)}")
 
 

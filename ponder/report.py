@@ -15,6 +15,7 @@ from typing import Literal
 
 from ponder import report_stats as stats
 from ponder import study as studies
+from ponder.markers import put_between
 from ponder.report_figures import draw, panels_of
 from ponder.report_findings import (
     CONFIRMED,
@@ -49,6 +50,7 @@ SMALL_SCALE = (
     "Ours are small-scale numbers: small models on small puzzles, trained for minutes on one core; the paper's are at "
     "paper scale. A finding that is not confirmed here is not refuted there."
 )
+BEGIN, END = "<!-- studies: ponder study report all --write README.md -->", "<!-- end of studies -->"
 VALID = Quantity(score="")
 """How an accuracy is written."""
 AXES: dict[str, Literal["seconds", "update"]] = {"seconds": "seconds", "updates": "update"}
@@ -75,9 +77,11 @@ def main_report(
     scale: str = "mini",
     results: Path = RESULTS,
     store: Store | None = None,
+    page: Path | None = None,
 ) -> list[Path]:
-    """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md.
-    Trainings are read from `store`, by default `results`/cells. Returns what was written."""
+    """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md; and
+    the overview between the markers of `page`. Trainings are read from `store`, by default `results`/cells. Returns
+    what was written."""
     written = []
     reports = []
     for study in studies.load_all(names, scale):
@@ -95,6 +99,9 @@ def main_report(
         path = Path(name) if results == RESULTS else results / name  # the usual one stands beside README.md
         write_aside(path, results_text(reports, scale, os.path.relpath(results, path.parent)))
         written.append(path)
+    if page is not None:
+        put_between(page, BEGIN, END, overview(reports, os.path.relpath(results, page.parent)))
+        written.append(page)
     return written
 
 
@@ -294,8 +301,8 @@ def which_text(report: Report) -> str:
     return f"**{which.question}** {answer} ({'; '.join(parts)}).{f' {why}' if why else ''}"
 
 
-def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
-    """RESULTS.md: every finding, what became of it, and the numbers."""
+def overview(reports: Sequence[Report], results: str) -> str:
+    """How many findings came out how, of all studies and of each."""
     counts = {source: Counter[str]() for source in ("paper", "beyond")}
     for report in reports:
         for verdict in report.verdicts:
@@ -304,7 +311,7 @@ def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
         [name, *(str(counts[source][v]) for v in VERDICTS)]
         for source, name in (("paper", "findings of the paper"), ("beyond", "questions beyond it"))
     ]
-    studies_rows = [
+    of_each = [
         [
             f"[{r.results.study.title}]({results}/studies/{r.file}.md)",
             f"{r.results.done} of {len(r.results.cells)}",
@@ -314,6 +321,12 @@ def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
         ]
         for r in reports
     ]
+    both = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
+    return "\n\n".join(both)
+
+
+def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
+    """RESULTS.md: every finding, what became of it, and the numbers."""
     parts = [
         "# Results",
         f"Made by `ponder study report all --scale {scale}` from the trainings in `{results}/cells/`; nothing here is "
@@ -322,8 +335,7 @@ def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
         f"it names), and *not confirmed* otherwise. Differences are taken between trainings that share seed, data and "
         f"random numbers (where data is the factor, seed alone).",
         *([] if scale == "paper" else [SMALL_SCALE]),
-        markdown(["", *VERDICTS], rows),
-        markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], studies_rows),
+        overview(reports, results),
     ]
     for report in reports:
         study, file = report.results.study, f"{results}/studies/{report.file}"

@@ -8,6 +8,7 @@ from pathlib import Path
 from ponder import cost
 from ponder.config import Config
 from ponder.errors import UserError, unknown
+from ponder.markers import put_between
 from ponder.study import Cell, Study
 
 GPUS = {"H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX4090": 165e12}
@@ -93,13 +94,4 @@ def print_costs(studies: Sequence[Study], gpu: str, utilisation: float, write: P
     said = table(studies, gpu, utilisation)
     print(said)
     if write is not None:
-        write.write_text(between(write.read_text(), said, write))
-
-
-def between(page: str, said: str, path: Path) -> str:
-    """The page with what stands between the markers replaced."""
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise UserError(f"{path} lacks the lines {BEGIN} and {END}: put them where the table belongs")
-    return f"{before}{BEGIN}\n\n{said}\n\n{END}{after}"
+        put_between(write, BEGIN, END, f"\n{said}\n")

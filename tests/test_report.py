@@ -572,9 +572,14 @@ def test_reports_of_every_kind_are_written_and_repeat(tmp_path: Path) -> None:
 
 def test_results_md_links_what_exists_and_counts_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    written = main_report(["all"], "mini", Path("results"))
+    page = Path("page.md")
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    written = main_report(["all"], "mini", Path("results"), page=page)
     text = Path("RESULTS.md").read_text()
     assert Path("RESULTS.md") in written
+    assert (
+        "old" not in page.read_text() and page.read_text().split(report.BEGIN)[1].split(report.END)[0].strip() in text
+    )
     links = [part.split(")")[0] for part in text.split("](")[1:]]
     assert links and all(Path(link).is_file() for link in links)
     claims = [f for name in NAMES for f in page_of(study.load(name)).findings]

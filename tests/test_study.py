@@ -349,10 +349,15 @@ def test_gpu_hours_follow_from_flops_and_shared_trainings_are_paid_once(
     hours = 3 * study_cost.flops(cell.config) / (312e12 * 0.5 * 3600)
     assert f"| a | 3 | {3 * study_cost.flops(cell.config) / 1e18:,.1f} | {hours:,.0f} |" in said
     assert "| together | 3 |" in said
-    page = f"before\n{study_cost.BEGIN}\nold\n{study_cost.END}\nafter\n"
-    new = study_cost.between(page, said, Path("x.md"))
-    assert "old" not in new and study_cost.between(new, said, Path("x.md")) == new
-    assert new.startswith("before\n") and new.endswith("\nafter\n")
+    page = folder / "page.md"
+    page.write_text(f"before\n{study_cost.BEGIN}\nold\n{study_cost.END}\nafter\n")
+    for _ in range(2):  # the second time changes nothing
+        study_cost.print_costs([a, b], "A100", 0.5, page)
+        assert page.read_text() == f"before\n{study_cost.BEGIN}\n\n{said}\n\n{study_cost.END}\nafter\n"
+    page.write_text("no place")
+    with pytest.raises(UserError, match="lacks the lines"):
+        study_cost.print_costs([a], "A100", 0.5, page)
+    assert page.read_text() == "no place"
     for gpu, share, words in (("H200", 0.5, "allowed"), ("H100", 0.0, "more than 0")):
         with pytest.raises(UserError, match=words):
             study_cost.table([a], gpu, share)
