@@ -19,6 +19,7 @@ from rich.console import Console
 from ponder import cost, curves, runtime, study, study_run
 from ponder.cli import main
 from ponder.errors import UserError
+from ponder.metrics import TIMING
 from ponder.study import Job, plan
 from ponder.study_cell import run_cell
 from ponder.study_run import Runner, Work, attempt, build_data, worker_environment
@@ -268,7 +269,7 @@ def test_the_screen_shows_counts_the_running_cell_and_the_end(tmp_path: Path) ->
 def untimed(value: Any) -> Any:
     """A stored cell without what depends on the machine's mood or was left out here."""
     if isinstance(value, dict):
-        aside = ("seconds", "after_seconds", "per_second", "environment", "cost")
+        aside = (*TIMING, "after_seconds", "per_second", "environment", "cost")
         return {k: untimed(v) for k, v in value.items() if k not in aside}
     return [untimed(v) for v in value] if isinstance(value, list) else value
 
