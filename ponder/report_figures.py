@@ -17,7 +17,7 @@ from ponder.study_store import write_aside
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Okabe and Ito's colours, told apart by the colour-blind, and one more; lines also differ in marker and dash."""
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 SMALL = 8
 
@@ -294,7 +294,7 @@ def _policies(axis: Any, results: Results, found: Sequence[Entry], panel: Panel,
             )  # fmt: skip
     axis.set(xlabel="mean ACT steps of an answer", ylabel="accuracy, %", title="")
     axis.set_title(f"halting policies on {panel.task}; bars: sd over seeds", fontsize=SMALL + 1)
-    _legend(axis)
+    _legend(axis, below=True)
 
 
 def _legend(axis: Any, below: bool = False) -> None:
