@@ -7,8 +7,16 @@ from ponder.errors import UserError
 
 def put_between(path: Path, begin: str, end: str, text: str) -> None:
     """Replace what stands between the two markers of a page."""
-    before, found, rest = path.read_text().partition(begin)
+    try:
+        page = path.read_text()
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path} ({error.strerror}): name a page that has the lines {begin} and {end}"
+        ) from None
+    before, found, rest = page.partition(begin)
     _, closed, after = rest.partition(end)
     if not (found and closed):
         raise UserError(f"{path} lacks the lines {begin} and {end}: put them where it belongs")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    part.replace(path)

@@ -15,6 +15,7 @@ from typing import Literal
 
 from ponder import report_stats as stats
 from ponder import study as studies
+from ponder.errors import UserError
 from ponder.markers import put_between
 from ponder.report_figures import draw, panels_of
 from ponder.report_findings import (
@@ -82,6 +83,8 @@ def main_report(
     """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md; and
     the overview between the markers of `page`. Trainings are read from `store`, by default `results`/cells. Returns
     what was written."""
+    if page is not None and "all" not in names:
+        raise UserError(f"--write puts all studies into {page}: report all, or leave it out")
     written = []
     reports = []
     for study in studies.load_all(names, scale):
@@ -321,8 +324,11 @@ def overview(reports: Sequence[Report], results: str) -> str:
         ]
         for r in reports
     ]
-    both = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
-    return "\n\n".join(both)
+    stored = {cell["key"]: cell for report in reports for cell in report.results.cells.values() if cell is not None}
+    spent = sum(cell["seconds"] + cell.get("after_seconds", 0.0) for cell in stored.values())
+    tables = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
+    said = f"{len(stored)} different trainings are stored; with what was measured after them: {spent / 3600:.1f} hours."
+    return "\n\n".join([*tables, said])
 
 
 def results_text(reports: Sequence[Report], scale: str, results: str) -> str:

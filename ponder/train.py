@@ -207,7 +207,7 @@ def train(
     while outcome is None:
         # One update: a micro-step for each accumulation step, then the optimisers
         if run.update < updates:
-            turned = time.perf_counter()
+            update_began = time.perf_counter()
             depth = Depth.at(config, run.update, updates)
             weights.grad.zero_()
             moments = []
@@ -234,7 +234,7 @@ def train(
             if run.average is not None:
                 run.average.update(weights)
             now = time.perf_counter()
-            run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - turned
+            run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - update_began
             window = run.window or {}
             sums |= {"grad_norm": norm, "updates": 1.0}
             run.window = {k: window.get(k, 0.0) + v for k, v in sums.items()}

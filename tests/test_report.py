@@ -573,6 +573,10 @@ def test_reports_of_every_kind_are_written_and_repeat(tmp_path: Path) -> None:
 def test_results_md_links_what_exists_and_counts_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     page = Path("page.md")
+    with pytest.raises(UserError, match=r"cannot read page\.md"):
+        main_report(["all"], "mini", Path("results"), page=page)
+    with pytest.raises(UserError, match="report all"):
+        main_report(["halting"], "mini", Path("results"), page=page)
     page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
     written = main_report(["all"], "mini", Path("results"), page=page)
     text = Path("RESULTS.md").read_text()
