@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from ponder.domains import DOMAINS
 from ponder.domains.base import Domain, Params
@@ -117,6 +117,11 @@ class TrainConfig(Frozen):
     eval_every: int = Field(500, ge=1)
     save_every: int = Field(500, ge=1)
     trackers: tuple[str, ...] = Field((), description="tensorboard, wandb, mlflow, clearml, trackio")
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, said: object) -> object:
+        return "off" if said is False else said  # YAML reads off as false
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -36,6 +36,11 @@ def test_overrides_reach_the_configuration(words: list[str], expected: float) ->
     assert resolve("sudoku-mini", None, parse_overrides(words)).train.lr == expected
 
 
+@pytest.mark.parametrize("word", ["auto", "off", "block"])
+def test_compile_takes_the_words_it_names(word: str) -> None:
+    assert resolve("sudoku-mini", None, parse_overrides(["--train.compile", word])).train.compile == word
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
