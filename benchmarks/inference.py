@@ -27,7 +27,8 @@ from ponder.engine import SLOTS, Checker, Engine, Halt, Policy
 from ponder.errors import UserError
 from ponder.evaluate import Judge, forced_steps
 from ponder.infer import open_weights, zoo_names
-from ponder.policy import Subject, paired, subject
+from ponder.policy import Subject, subject
+from ponder.stats import paired
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_inference.json"
 DEFAULT = ("sudoku-4x4", "sudoku-6x6")

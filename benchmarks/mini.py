@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ponder.evaluate import share
 from ponder.markers import put_between
 from ponder.metrics import read_log
+from ponder.stats import share
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "mini"

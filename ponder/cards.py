@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from ponder import checkpoint, data, evaluate, runs, runtime
+from ponder import checkpoint, data, evaluate, runs, runtime, stats
 from ponder import config as configuration
 from ponder.config import Config
 from ponder.domains.base import Progress, silent
@@ -191,9 +191,9 @@ def make_card(
             "role": info.role,
             "about": info.about,
             "n": n,
-            "exact": evaluate.share(records.exact[:, last].mean(), n),
-            "valid": evaluate.share(records.valid[:, last].mean(), n),
-            "solved": evaluate.share(records.valid.any(axis=1).mean(), n) if domain.checkable else None,
+            "exact": stats.share(records.exact[:, last].mean(), n),
+            "valid": stats.share(records.valid[:, last].mean(), n),
+            "solved": stats.share(records.valid.any(axis=1).mean(), n) if domain.checkable else None,
         }
         if info.role == "test":
             shares = records.valid.mean(axis=0).tolist()

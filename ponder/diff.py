@@ -16,9 +16,9 @@ from ponder import checkpoint
 from ponder import config as configuration
 from ponder.errors import UserError
 from ponder.eval_report import RESULT
-from ponder.evaluate import Z95, Records, answered, load_records, mean_share
-from ponder.policy import paired
+from ponder.evaluate import Records, answered, load_records, mean_share
 from ponder.runs import differences
+from ponder.stats import Z95, paired
 
 SHOWN = (("exact", "final"), ("valid", "final"), ("token", "final"), ("exact", "best_full"))
 

@@ -21,9 +21,10 @@ from ponder.domains.arc_sources import ArcEvaluation
 from ponder.domains.arc_votes import Predictions, VoteScore, score_votes
 from ponder.domains.base import Bools, Domain, Ints, Json, Progress, Tokens, silent
 from ponder.errors import UserError
-from ponder.evaluate import Floats, Records, forced_steps, join, judged, share, shares
+from ponder.evaluate import Floats, Records, forced_steps, join, judged, shares
 from ponder.model.reasoner import Reasoner
 from ponder.runtime import Runtime
+from ponder.stats import share
 
 KS = (1, 2)
 CURVE = (1, 10, 100, 1000)

@@ -14,13 +14,12 @@ from ponder.domains.base import Batch, Bools, Domain, Ints, Progress, Source, To
 from ponder.errors import UserError
 from ponder.model.reasoner import Reasoner
 from ponder.runtime import Runtime
+from ponder.stats import share
 
 Floats = npt.NDArray[np.floating[Any]]
 COLUMNS = ("exact", "valid", "token", "q_halt", "halts")
 PACKED = ("exact", "valid", "halts")
 MEASURES = ("exact", "valid", "token")
-Z95 = 1.959963984540054
-"""Two-sided 95% point of the normal distribution."""
 BINS = 10
 
 
@@ -227,17 +226,6 @@ def final_scores(records: Records) -> dict[str, float]:
         "token": float(records.token[:, -1].mean()),
         "best_full": float(records.exact[np.arange(records.n), records.q_halt.argmax(axis=1)].mean()),
     }
-
-
-def share(mean: float | Floats, n: int) -> dict[str, Any]:
-    """A mean of n numbers in [0, 1] with its 95% Wilson interval (for token accuracy a bound: a number in [0, 1]
-    varies at most as much as a yes or no with the same mean)."""
-    p = np.asarray(mean, dtype=np.float64)
-    z2 = Z95**2
-    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-    half = Z95 / (1 + z2 / n) * np.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    low, high = np.minimum(middle - half, p).clip(0), np.maximum(middle + half, p).clip(max=1)
-    return {"value": p.tolist(), "low": low.tolist(), "high": high.tolist()}
 
 
 def picked_steps(records: Records) -> dict[str, Ints]:

@@ -41,7 +41,7 @@ class Answered:
 
 def score_split(jobs: Sequence[Job], answered: Mapping[str, Answered]) -> dict[str, Any]:
     """What `llm.json` says about a split. There is no score while an answer is missing."""
-    from ponder.evaluate import share
+    from ponder.stats import share
 
     got = [answered.get(job.key) for job in jobs]
     first = sorted((a for a in got if a and a.job.attempt == 0), key=lambda a: a.job.question.index)
@@ -71,7 +71,7 @@ def score_split(jobs: Sequence[Job], answered: Mapping[str, Answered]) -> dict[s
 def passes(answered: Sequence[Answered], attempts: int) -> dict[str, Any]:
     """pass@k over tasks, in both readings: a task counts when one of its first k attempts is valid for each of its test
     inputs, or by the share of its test inputs for which one is."""
-    from ponder.evaluate import share
+    from ponder.stats import share
 
     solved: dict[str, dict[int, int]] = {}
     """Task -> example -> the first attempt that is valid."""

@@ -20,9 +20,10 @@ from ponder.errors import UserError
 from ponder.eval_arc import arranged_table
 from ponder.eval_report import choose_data, default_folder
 from ponder.eval_show import interval
-from ponder.evaluate import Z95, Judge, chosen_examples, share
+from ponder.evaluate import Judge, chosen_examples
 from ponder.infer import Opened, open_weights
 from ponder.model.reasoner import Reasoner
+from ponder.stats import paired, share
 
 THRESHOLDS = (0.75, 0.9, 0.99)
 STABLE = (1, 2, 3)
@@ -114,7 +115,7 @@ class Comparison:
     budget: int
     training_budget: int
     steps: dict[str, Any]
-    """Exact accuracy of the full budget's run after each step, as `evaluate.share` gives it."""
+    """Exact accuracy of the full budget's run after each step, as `stats.share` gives it."""
     results: list[PolicyResult]
 
     def data(self) -> dict[str, Any]:
@@ -183,16 +184,6 @@ def compare_policies(
 def _exact(answers: Any, labels: Any) -> Bools:
     out: Bools = ((answers == labels) | (labels == 0)).all(axis=1)
     return out
-
-
-def paired(a: Bools, b: Bools) -> dict[str, float]:
-    """Mean of a - b over the same examples with its 95% interval (Agresti and Min: half an example is added to each
-    cell of the two-by-two table, so that no disagreement at all still has a width)."""
-    n = len(a) + 2
-    won, lost = float((a & ~b).sum()) + 0.5, float((b & ~a).sum()) + 0.5
-    middle = (won - lost) / n
-    half = Z95 * float(np.sqrt(max(won + lost - (won - lost) ** 2 / n, 0.0))) / n
-    return {"value": float(a.mean() - b.mean()), "low": middle - half, "high": middle + half}
 
 
 # Showing --------------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ponder import report_stats as stats
+from ponder import stats
 from ponder import study as studies
 from ponder.errors import UserError
 from ponder.markers import put_between

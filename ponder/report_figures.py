@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from ponder.config import Frozen
 from ponder.errors import UserError, unknown
-from ponder.report_stats import spread
 from ponder.report_tables import Entry
 from ponder.report_values import Results, along, policies_of, score_of
+from ponder.stats import spread
 from ponder.study_store import write_aside
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")

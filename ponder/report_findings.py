@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ponder import report_stats as stats
+from ponder import stats
 from ponder.config import Frozen, parse
 from ponder.errors import UserError, unknown
-from ponder.report_stats import Estimate
 from ponder.report_values import Place, Quantity, Results, compare, score_of
+from ponder.stats import Estimate
 from ponder.study import Study
 
 CONFIRMED, NOT_CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not confirmed", "not testable", "not run yet"

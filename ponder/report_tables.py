@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from ponder.config import Frozen
 from ponder.errors import UserError
 from ponder.report_findings import Finding, pairs_of
-from ponder.report_stats import Estimate
 from ponder.report_values import Clock, Quantity, Results, compare, llm_estimate, score_of, scores
+from ponder.stats import Estimate
 from ponder.study import Study
 
 MISSING = "missing"

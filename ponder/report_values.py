@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ponder import report_stats as stats
+from ponder import stats
 from ponder.config import Frozen, read_yaml
 from ponder.errors import UserError, unknown
-from ponder.report_stats import Estimate
+from ponder.stats import Estimate
 from ponder.study import STUDIES, Study
 from ponder.study_store import unpack
 

@@ -21,9 +21,10 @@ from ponder.domains.base import Bools, Domain, Ints, Tokens
 from ponder.engine import SLOTS, Checker, Engine, Floats, Full, Seen
 from ponder.errors import UserError
 from ponder.eval_show import interval
-from ponder.evaluate import Judge, share
+from ponder.evaluate import Judge
 from ponder.model.reasoner import Reasoner
 from ponder.policy import Subject, add_subject, read_subject, unverifiable, write_result
+from ponder.stats import share
 
 Select = Literal["checker", "confidence"]
 

@@ -19,9 +19,10 @@ from ponder.engine import Checker, Engine, Full, Halt, Policy, Results, Seen, St
 from ponder.errors import UserError
 from ponder.infer import Opened, Solver
 from ponder.model.reasoner import Reasoner
-from ponder.policy import all_policies, compare_policies, paired, subject
+from ponder.policy import all_policies, compare_policies, subject
 from ponder.runs import train_in
 from ponder.runtime import Runtime
+from ponder.stats import paired
 from ponder.train import Limits
 from tests.conftest import tiny
 from tests.stub import NEVER, Stub, solved

@@ -17,7 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from ponder import checkpoint, data, diff, evaluate
+from ponder import checkpoint, data, diff, evaluate, stats
 from ponder.cli import main as ponder_main
 from ponder.config import Config, resolve
 from ponder.data import Dataset
@@ -229,9 +229,9 @@ def test_ways_to_answer_against_brute_force() -> None:
 
 def test_wilson_by_hand() -> None:
     """8 of 10: (0.8 + z²/20 ± z sqrt(0.016 + z²/400)) / (1 + z²/10), z = 1.96; 0 of 20 reaches up to z² / (20 + z²)."""
-    some = evaluate.share(0.8, 10)
+    some = stats.share(0.8, 10)
     assert (some["low"], some["high"]) == (pytest.approx(0.490162, abs=1e-5), pytest.approx(0.943318, abs=1e-5))
-    none, every = evaluate.share(0.0, 20), evaluate.share(np.array([1.0]), 20)
+    none, every = stats.share(0.0, 20), stats.share(np.array([1.0]), 20)
     assert none["low"] == 0 and none["high"] == pytest.approx(0.161125, abs=1e-5)
     assert every["high"] == [1.0] and every["low"] == [pytest.approx(1 - 0.161125, abs=1e-5)]
 

@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ponder import report, report_stats, study
+from ponder import report, stats, study
 from ponder.errors import UserError
-from ponder.evaluate import share
 from ponder.report import gather, main_report, make, study_text, which_text
 from ponder.report_figures import panels_of
 from ponder.report_findings import CONFIRMED, NOT_CONFIRMED, NOT_RUN, NOT_TESTABLE, Finding, decide, judge
-from ponder.report_stats import Estimate
 from ponder.report_tables import MISSING, as_csv, entries, page_of
 from ponder.report_values import Clock, Quantity, compare, read, scores
+from ponder.stats import Estimate
 from ponder.study import Cell, Study
 from ponder.study_store import Store, pack
 
@@ -133,20 +132,20 @@ def known(cell: Cell, split: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
 
 def test_quantiles_are_those_of_the_tables() -> None:
     for freedom, t in ((1, 12.7062), (2, 4.30265), (3, 3.18245), (9, 2.26216), (30, 2.04227), (1000, 1.96234)):
-        assert report_stats.t95(freedom) == pytest.approx(t, rel=1e-5)
+        assert stats.t95(freedom) == pytest.approx(t, rel=1e-5)
     for p, a, b, f in ((0.95, 3, 7, 4.34683), (0.975, 2, 2, 39.0), (0.025, 2, 2, 1 / 39), (0.95, 10, 20, 2.34788)):
-        assert report_stats.f_quantile(p, a, b) == pytest.approx(f, rel=1e-5)
+        assert stats.f_quantile(p, a, b) == pytest.approx(f, rel=1e-5)
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 16), (16, 16), (50, 100), (97, 100)])
 def test_one_seed_has_the_wilson_interval_of_its_wider_side(right: int, n: int) -> None:
-    wilson = share(right / n, n)
-    found = report_stats.estimate([right / n], n)
-    reach = max(wilson["high"] - right / n, right / n - wilson["low"])
-    assert found.low == pytest.approx(max(0, right / n - reach)) and found.high == pytest.approx(
-        min(1, right / n + reach)
-    )
-    assert found.sd is None and report_stats.estimate([0.5], None).low is None
+    """Wilson's ends are the shares q from which right / n lies 1.96 standard errors of q away."""
+    p, z2n = right / n, 1.959964**2 / n
+    low, high = np.sort(np.roots([1 + z2n, -(2 * p + z2n), p * p]).real)
+    found, reach = stats.estimate([p], n), max(high - p, p - low)
+    assert found.low == pytest.approx(max(0, p - reach), abs=1e-6)
+    assert found.high == pytest.approx(min(1, p + reach), abs=1e-6)
+    assert found.sd is None and stats.estimate([0.5], None).low is None
 
 
 def test_difference_intervals_cover_the_truth_on_new_seeds_and_new_examples() -> None:
@@ -160,8 +159,8 @@ def test_difference_intervals_cover_the_truth_on_new_seeds_and_new_examples() ->
             chance = np.clip(mean + easy + rng.normal(0, 0.03, 3)[:, None], 0, 1)
             sides.append(rng.random((3, 150)) < chance)
         a, b = sides
-        half = report_stats.paired_half(a.astype(float) - b)
-        found = report_stats.difference(a.mean(axis=1).tolist(), b.mean(axis=1).tolist(), half, 150)
+        half = stats.paired_half(a.astype(float) - b)
+        found = stats.difference(a.mean(axis=1).tolist(), b.mean(axis=1).tolist(), half, 150)
         assert found.low is not None and found.high is not None
         covered += found.low <= 0.1 <= found.high
     assert 0.93 <= covered / 400 <= 1.0
@@ -169,14 +168,14 @@ def test_difference_intervals_cover_the_truth_on_new_seeds_and_new_examples() ->
 
 def test_spread_ratio_is_the_f_test() -> None:
     a, b = [0.1, 0.2, 0.3], [0.5, 0.9, 0.1]
-    found = report_stats.spread_ratio(a, b)
+    found = stats.spread_ratio(a, b)
     assert found is not None and found.low is not None and found.high is not None
     ratio = statistics.variance(a) / statistics.variance(b)
     assert math.exp(2 * found.value) == pytest.approx(ratio)
     assert math.exp(2 * found.low) == pytest.approx(ratio / 39) and math.exp(2 * found.high) == pytest.approx(
         ratio * 39
     )
-    assert report_stats.spread_ratio([0.1, 0.1], b) is None and report_stats.spread_ratio([0.1], b) is None
+    assert stats.spread_ratio([0.1, 0.1], b) is None and stats.spread_ratio([0.1], b) is None
 
 
 @pytest.mark.parametrize(

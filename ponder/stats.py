@@ -1,4 +1,4 @@
-"""The statistics of the reports: means over seeds, differences in pairs, and what can be said of either with 95%.
+"""The statistics: shares of examples, means over seeds, differences in pairs, and what can be said of either with 95%.
 
 Two things vary: the seed of a training and the examples it is judged on. All variants share both, so that a difference
 is taken seed by seed and example by example. Its interval adds both parts in squares: Student's t over the seeds, and
@@ -14,7 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.floating[Any]]
 Z95 = 1.959963984540054
+"""Two-sided 95% point of the normal distribution."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,21 @@ def spread(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) if len(values) > 1 else None
 
 
+def share(mean: float | Floats, n: float) -> dict[str, Any]:
+    """A mean of n numbers in [0, 1] with its 95% Wilson interval (for token accuracy a bound: a number in [0, 1]
+    varies at most as much as a yes or no with the same mean)."""
+    p = np.asarray(mean, dtype=np.float64)
+    z2 = Z95**2
+    middle = (p + z2 / (2 * n)) / (1 + z2 / n)
+    half = Z95 / (1 + z2 / n) * np.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    low, high = np.minimum(middle - half, p).clip(0), np.maximum(middle + half, p).clip(max=1)
+    return {"value": p.tolist(), "low": low.tolist(), "high": high.tolist()}
+
+
 def half_of_proportion(p: float, n: float) -> float:
     """How far the 95% Wilson interval reaches from p, on its wider side: never zero, even where all are right."""
-    z2 = Z95**2
-    shift = abs(z2 / n * (0.5 - p) / (1 + z2 / n))
-    return shift + Z95 / (1 + z2 / n) * math.sqrt(max(p * (1 - p), 0.0) / n + z2 / (4 * n * n))
+    found = share(p, n)
+    return float(max(p - found["low"], found["high"] - p))
 
 
 def interval(values: Sequence[float], examples_half: float | None) -> tuple[float, float] | None:
@@ -66,13 +79,20 @@ def estimate(values: Sequence[float], examples: int | None, parts: int = 1) -> E
     return Estimate(middle, len(values), spread(values), low, high, examples)
 
 
-def paired_half(difference: npt.NDArray[np.floating[Any]]) -> float:
+def paired_half(difference: Floats) -> float:
     """The examples' part of a paired difference: [seeds, n] of a - b in {-1, 0, 1}, averaged over seeds for each
     example. Half an example on either side is added (Agresti and Min), so that no disagreement still has a width."""
     each = difference.mean(axis=0)
     n = len(each) + 2
     squares, total = float((each**2).sum()) + 1.0, float(each.sum())
     return Z95 * math.sqrt(max(squares - total**2 / n, 0.0)) / n
+
+
+def paired(a: Bools, b: Bools) -> dict[str, float]:
+    """Mean of a - b over the same examples, with its 95% interval around the mean of Agresti and Min."""
+    each = a.astype(np.float64) - b
+    middle, half = float(each.sum()) / (len(each) + 2), paired_half(each[None])
+    return {"value": float(each.mean()), "low": middle - half, "high": middle + half}
 
 
 def difference(
