@@ -36,6 +36,7 @@ def store(run: Path) -> None:
         "threads": result["environment"]["threads"],
         "commit": result["environment"]["commit"],
         "ranks": json.loads((run / "environment.json").read_text()).get("ranks", 1),
+        "compile": config["train"]["compile"],
         "updates": result["updates"],
         "seconds": result["seconds"],
         "n": result["n"],
@@ -71,7 +72,8 @@ def table(stored: list[dict[str, Any]]) -> list[str]:
         for split, n in run["n"].items():
             score, interval = last[split], share(last[split]["valid"], n)
             threads = "1 thread" if run["threads"] == 1 else f"{run['threads']} threads"
-            training = f"{run['seconds']:.0f} s, {threads}, {run['updates']} updates"
+            compiled = ", compiled" if run.get("compile") == "block" else ""
+            training = f"{run['seconds']:.0f} s, {threads}{compiled}, {run['updates']} updates"
             lines.append(
                 f"| {run['preset']} | {run['model']} | {split} | {score['valid']:.1%} | {interval['low']:.1%}–"
                 f"{interval['high']:.1%} | {score['exact']:.1%} | {n} | {training} | "
@@ -86,11 +88,12 @@ def report() -> None:
     intro = [
         "# Mini presets: learning curves",
         "",
-        "Trained by `ponder train PRESET --model MODEL` (`OMP_NUM_THREADS=1` where it says 1 thread), stored by "
+        "Trained by `ponder train PRESET --model MODEL` (`OMP_NUM_THREADS=1` where it says 1 thread, "
+        "`--train.compile block` where it says compiled), stored by "
         "`python benchmarks/mini.py store RUN`, and made by `python benchmarks/mini.py report` from `results/mini/`. "
         "EMA weights at the full ACT budget, held-out "
-        "examples, one seed each; seconds are wall-clock on two cores that had other work too: the trainings of one "
-        "thread ran three at a time.",
+        "examples, one seed each; seconds are wall-clock on two cores that had other work too: trainings of one "
+        "thread ran two or three at a time.",
         "",
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]))
@@ -114,7 +117,9 @@ def draw(stored: list[dict[str, Any]], path: Path) -> None:
                 [p["seconds"] for p in run["curve"]], [100 * p[split]["valid"] for p in run["curve"]], label=split
             )
         axis.axhline(95, color="0.6", linewidth=0.8, linestyle="--")
-        axis.set(title=run["preset"], xlabel="seconds of training", ylabel="valid, %", ylim=(-2, 102))
+        axis.set(
+            title=f"{run['preset']}, {run['model']}", xlabel="seconds of training", ylabel="valid, %", ylim=(-2, 102)
+        )
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8)
     for axis in list(axes.flat)[len(stored) :]:
