@@ -16,6 +16,8 @@ from torch import Tensor
 from ponder.errors import UserError
 
 STATE = "state.json"
+OWN = "sha256"
+"""Where the state holds its own hash, taken of all the rest."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ def complete(target: Path, state: Mapping[str, Any]) -> None:
     """Hash what was written aside, write the state last, and give the folder its name."""
     part = aside(target)
     files = {f.name: sha256(f) for f in sorted(part.glob("*.safetensors"))}
-    (part / STATE).write_text(json.dumps({**state, "files": files}, indent=1))
+    whole = json.loads(json.dumps({**state, "files": files}))
+    (part / STATE).write_text(json.dumps({**whole, OWN: _own_hash(whole)}, indent=1))
     _to_disk(part / STATE)
     _to_disk(part)
     old = _old(target)
@@ -62,6 +65,11 @@ def complete(target: Path, state: Mapping[str, Any]) -> None:
     part.rename(target)
     shutil.rmtree(old, ignore_errors=True)
     _to_disk(target.parent)
+
+
+def _own_hash(state: Mapping[str, Any]) -> str:
+    rest = {key: value for key, value in state.items() if key != OWN}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def _old(target: Path) -> Path:
@@ -77,6 +85,8 @@ def read(path: Path) -> Checkpoint:
         files = state["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
+    if OWN in state and _own_hash(state) != state[OWN]:
+        raise UserError(f"checkpoint file {path / STATE} was edited (its hash does not match)")
     for name, expected in files.items():
         file = path / name
         if not file.is_file():

@@ -169,7 +169,7 @@ class Config(Frozen):
     preset: str
     scale: Literal["mini", "paper"]
     about: str = ""
-    seed: int = Field(0, ge=0, description="initial weights, data order, dropout, noise, exploration")
+    seed: int = Field(0, ge=0, lt=2**32, description="initial weights, data order, dropout, noise, exploration")
     data: DataConfig
     model: ModelConfig = ModelConfig()
     train: TrainConfig

@@ -161,6 +161,20 @@ class Dataset:
     def source(self, split: str) -> Source:
         return self.domain.source(split, self.arrays(split), self.config.seed)
 
+    def check_hashes(self, progress: Progress = silent) -> int:
+        """Recompute every file's hash; returns how many files there are."""
+        entries = [entry for split in self.manifest["splits"].values() for entry in split.values()]
+        for done, entry in enumerate(entries):
+            progress("hashing", done, len(entries))
+            found = _sha256(self.path / entry["file"])
+            if found != entry["sha256"]:
+                raise UserError(
+                    f"{self.path / entry['file']} was changed (sha256 {found[:12]}, manifest {entry['sha256'][:12]}): "
+                    f"delete {self.path} and build again"
+                )
+        progress("hashing", len(entries), len(entries))
+        return len(entries)
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -172,15 +186,7 @@ class Verified:
 def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verified:
     """Recompute every hash and put a sample of each split before the domain's checker."""
     dataset = Dataset.open(path)
-    entries = [entry for split in dataset.manifest["splits"].values() for entry in split.values()]
-    for done, entry in enumerate(entries):
-        progress("hashing", done, len(entries))
-        found = _sha256(path / entry["file"])
-        if found != entry["sha256"]:
-            raise UserError(
-                f"{path / entry['file']} was changed (sha256 {found[:12]}, manifest {entry['sha256'][:12]})"
-            )
-    progress("hashing", len(entries), len(entries))
+    files = dataset.check_hashes(progress)
     checked = {}
     for split in dataset.manifest["splits"]:
         source = dataset.source(split)
@@ -194,7 +200,7 @@ def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verifi
                 why = dataset.domain.explain(batch.inputs[where], batch.labels[where])
                 raise UserError(f"{path}: the label of {split} example {bad} is wrong: {why}")
         checked[split] = len(index)
-    return Verified(len(entries), checked)
+    return Verified(files, checked)
 
 
 def default_workers() -> int:

@@ -7,6 +7,14 @@ from ponder.errors import UserError
 
 def put_between(path: Path, begin: str, end: str, text: str) -> None:
     """Replace what stands between the two markers of a page."""
+    before, after = around(path, begin, end)
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(f"{before}{begin}\n{text}\n{end}{after}")
+    part.replace(path)
+
+
+def around(path: Path, begin: str, end: str) -> tuple[str, str]:
+    """What stands before and after the two markers of a page."""
     try:
         page = path.read_text()
     except OSError as error:
@@ -17,6 +25,4 @@ def put_between(path: Path, begin: str, end: str, text: str) -> None:
     _, closed, after = rest.partition(end)
     if not (found and closed):
         raise UserError(f"{path} lacks the lines {begin} and {end}: put them where it belongs")
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(f"{before}{begin}\n{text}\n{end}{after}")
-    part.replace(path)
+    return before, after

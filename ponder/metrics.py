@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ponder.errors import UserError
 from ponder.runtime import Runtime
 
 TIMING = ("seconds", "update_seconds", "example_steps_per_second", "peak_fraction")
@@ -33,8 +34,14 @@ class Log:
         if row["kind"] == "eval":
             self.evaluated.add(row["update"])
         if self.runtime.main:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            try:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            except OSError as error:
+                raise UserError(
+                    f"cannot write {self.path} ({error.strerror}): make room, then the same command goes on from the "
+                    f"last checkpoint"
+                ) from None
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -6,9 +6,10 @@
 Nothing here trains or fills in: a training that is not stored is shown as missing.
 """
 
+import math
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,13 +17,14 @@ from typing import Literal
 from ponder import stats
 from ponder import study as studies
 from ponder.errors import UserError
-from ponder.markers import put_between
+from ponder.markers import around, put_between
 from ponder.report_figures import draw, panels_of
 from ponder.report_findings import (
     CONFIRMED,
-    NOT_CONFIRMED,
+    CONTRARY,
     NOT_RUN,
     NOT_TESTABLE,
+    UNDECIDED,
     Compared,
     Verdict,
     judge,
@@ -46,7 +48,7 @@ from ponder.study import Study
 from ponder.study_store import Store, write_aside
 
 RESULTS = Path("results")
-VERDICTS = (CONFIRMED, NOT_CONFIRMED, NOT_TESTABLE, NOT_RUN)
+VERDICTS = (CONFIRMED, UNDECIDED, CONTRARY, NOT_TESTABLE, NOT_RUN)
 SMALL_SCALE = (
     "Ours are small-scale numbers: small models on small puzzles, trained for minutes on one core; the paper's are at "
     "paper scale. A finding that is not confirmed here is not refuted there."
@@ -79,12 +81,15 @@ def main_report(
     results: Path = RESULTS,
     store: Store | None = None,
     page: Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md; and
     the overview between the markers of `page`. Trainings are read from `store`, by default `results`/cells. Returns
-    what was written."""
-    if page is not None and "all" not in names:
-        raise UserError(f"--write puts all studies into {page}: report all, or leave it out")
+    what was written; `say` hears the numbers."""
+    if page is not None:
+        if "all" not in names:
+            raise UserError(f"--write puts all studies into {page}: report all, or leave it out")
+        around(page, BEGIN, END)
     written = []
     reports = []
     for study in studies.load_all(names, scale):
@@ -94,6 +99,8 @@ def main_report(
         texts = {".md": study_text(report), ".csv": as_csv(report.results, report.entries)}
         for suffix, text in texts.items():
             write_aside(folder / f"{report.file}{suffix}", text)
+        if "all" not in names:
+            say(f"{study.title}, {_status(report)}\n\n{numbers(report)}\n")
         written += [
             folder / f"{report.file}{suffix}" for suffix in (*texts, *((".png", ".svg") if report.drawn else ()))
         ]
@@ -102,6 +109,7 @@ def main_report(
         path = Path(name) if results == RESULTS else results / name  # the usual one stands beside README.md
         write_aside(path, results_text(reports, scale, os.path.relpath(results, path.parent)))
         written.append(path)
+        say(f"{overview(reports, os.path.relpath(results, path.parent))}\n")
     if page is not None:
         put_between(page, BEGIN, END, overview(reports, os.path.relpath(results, page.parent)))
         written.append(page)
@@ -141,7 +149,6 @@ def gather(study: Study, scale: str, results: Path, llm: bool, store: Store | No
 
 def study_text(report: Report) -> str:
     results, page, study = report.results, report.page, report.results.study
-    against = page.measure.columns[0].label if page.measure.rows == "scores" else study.baseline
     parts = [
         f"# {study.title}",
         f"Made by `ponder study report {study.name} --scale {results.scale}` from the stored results of its trainings.",
@@ -174,7 +181,7 @@ def study_text(report: Report) -> str:
         parts += ["## Notes", "\n".join(f"- {note}" for note in page.measure.notes)]
     parts += [
         "## All numbers",
-        details(report.entries, report.titles, against),
+        numbers(report),
         "Intervals of means: Student's t over seeds and the Wilson interval over examples, added in squares; with one "
         "seed, over examples only, which says nothing about other seeds. Differences are taken seed by seed and, where "
         "the answers are stored, example by example.",
@@ -182,6 +189,13 @@ def study_text(report: Report) -> str:
     if missing := _missing(report):
         parts += ["## Missing", missing]
     return "\n\n".join(parts) + "\n"
+
+
+def numbers(report: Report) -> str:
+    """n, mean, spread and interval of every score, and its difference from the baseline."""
+    page, study = report.page, report.results.study
+    against = page.measure.columns[0].label if page.measure.rows == "scores" else study.baseline
+    return details(report.entries, report.titles, against)
 
 
 def _status(report: Report) -> str:
@@ -244,10 +258,11 @@ def _policy_table(report: Report) -> str:
 
 
 def words_of(verdict: Verdict, scale: str) -> str:
-    if verdict.verdict in (CONFIRMED, NOT_CONFIRMED):
+    if verdict.verdict in (CONFIRMED, UNDECIDED, CONTRARY):
         one = all(c.estimate is not None and c.estimate.seeds == 1 for c in verdict.compared)
         why = "; ".join(filter(None, (verdict.why, "one seed" if one else "")))
-        return f"{verdict.verdict} at {scale} scale" + (f" ({why})" if why else "")
+        said, _, how = verdict.verdict.partition(": ")
+        return f"{said} at {scale} scale" + (f": {how}" if how else "") + (f" ({why})" if why else "")
     said = "not testable at this scale" if verdict.verdict == NOT_TESTABLE else verdict.verdict
     return f"{said}: {verdict.why}" if verdict.why else said
 
@@ -258,32 +273,51 @@ def verdict_text(verdict: Verdict, report: Report) -> str:
     lines = [f"- **{finding.claim}**{beyond}", f"  {words_of(verdict, report.results.scale)}."]
     if finding.need == "any" and len(verdict.compared) > 1:
         lines.append("  (One of these is enough.)")
-    lines += [f"  - {_compared_text(c, report.page)}" for c in verdict.compared]
+    lines += [f"  - {_compared_text(c, report)}" for c in verdict.compared]
     return "\n".join(lines)
 
 
-def _compared_text(compared: Compared, page: Page) -> str:
+def _compared_text(compared: Compared, report: Report) -> str:
     said = f"{compared.words}: "
     found = compared.estimate
     if found is None:
         return said + ("not run yet" if compared.missing else compared.why)
-    scale = 100 if compared.unit == "points" else 1
-    said += f"{scale * found.value:+.2f}" + (f" {compared.unit}" if compared.unit else "")
+    ratio = compared.unit == "times"
+
+    def shown(value: float) -> str:
+        """Ratios are kept as logarithms."""
+        return f"{math.exp(value):.2f}" if ratio else f"{(100 if compared.unit == 'points' else 1) * value:+.2f}"
+
+    said += shown(found.value) + (f" {compared.unit}" if compared.unit else "")
     if found.low is not None and found.high is not None:
-        said += f", 95% interval {scale * found.low:+.2f} to {scale * found.high:+.2f}"
+        said += f", 95% interval {shown(found.low)} to {shown(found.high)}"
     if found.sd is not None:
-        said += f", sd {scale * found.sd:.2f}"
+        said += f", sd {shown(found.sd).lstrip('+')}"
     said += f"; {found.seeds} seed{'s' if found.seeds > 1 else ''}"
     if found.examples:
         said += f", {found.examples:,} {'examples in pairs' if found.paired else 'examples, not paired'}"
-    theirs = [paper_number(page, *side) for side in compared.sides or ()]
-    if len(theirs) == 2 and theirs[0] is not None and theirs[1] is not None:
-        said += f"; the paper, at paper scale: {theirs[0] - theirs[1]:+.2f}"
+    said += _paper_text(compared, report)
     if compared.missing:
         said += f"; {len(compared.needed) - len(compared.missing)} of {len(compared.needed)} trainings"
-    elif compared.holds is not None:
-        said += "; holds" if compared.holds else "; does not hold"
+    elif compared.outcome is not None:
+        said += f"; **{compared.outcome}**" + (f": {compared.why}" if compared.why else "")
     return said
+
+
+def _paper_text(compared: Compared, report: Report) -> str:
+    """What the paper has for the same comparison; of what is no score, also where it was measured if not here."""
+    if compared.sides is None:
+        return ""
+    ratio = compared.unit == "times"
+    a, b = (paper_number(report.page, *side)[1 if ratio else 0] for side in compared.sides)
+    if a is None or b is None:
+        return ""
+    text = f"; the paper, at paper scale: {f'{a / b:.2f}' if ratio else f'{a - b:+.2f}'}"
+    results = report.results
+    if compared.sides[0][1].field is not None and results.study.has("paper"):
+        tasks = list(dict.fromkeys(cell.task for cell in results.study.cells("paper")))
+        text += "" if tasks == list(results.tasks) else f" (on {', '.join(tasks)})"
+    return text
 
 
 def which_text(report: Report) -> str:
@@ -336,10 +370,12 @@ def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
     parts = [
         "# Results",
         f"Made by `ponder study report all --scale {scale}` from the trainings in `{results}/cells/`; nothing here is "
-        f"typed by hand. Each finding is a claim in our words with a rule declared in `ponder/studies/*.yaml`: it is "
-        f"*confirmed* when the 95% intervals of its differences lie wholly on the claimed side (or within the margin "
-        f"it names), and *not confirmed* otherwise. Differences are taken between trainings that share seed, data and "
-        f"random numbers (where data is the factor, seed alone).",
+        "typed by hand. Each finding is a claim in our words with a rule declared in `ponder/studies/*.yaml`: it is "
+        "*confirmed* when the 95% intervals of its differences lie wholly on the claimed side (or within the margin it "
+        "names) in every comparison, or in one where it says that one is enough; *contrary* when one lies wholly on "
+        "the other side, and *undecided* when an interval has both. Scores are of *valid* answers, which the puzzle's "
+        "rules accept. Differences are taken between trainings that share seed, data and random numbers (where data "
+        "is the factor, seed alone).",
         *([] if scale == "paper" else [SMALL_SCALE]),
         overview(reports, results),
     ]

@@ -1,11 +1,11 @@
 """Findings: a claim, the rule that decides it, and the verdict that follows from stored results alone.
 
 The rule is declared in the study's YAML as comparisons of two quantities. A comparison holds when the 95% interval of
-its difference lies wholly on the claimed side; otherwise it does not, and the report says whether the interval lies on
-the other side or on both.
+its difference lies wholly on the claimed side, is contrary when it lies wholly on the other, and else undecided.
 """
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -19,7 +19,10 @@ from ponder.report_values import Place, Quantity, Results, compare, score_of
 from ponder.stats import Estimate
 from ponder.study import Study
 
-CONFIRMED, NOT_CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not confirmed", "not testable", "not run yet"
+CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not testable", "not run yet"
+UNDECIDED, CONTRARY = "not confirmed: undecided", "not confirmed: contrary"
+Outcome = Literal["holds", "undecided", "contrary"]
+"""Of one comparison."""
 
 Side = str | Mapping[str, Any]
 """A variant's name, or the parts of a quantity that this side changes, `variant` among them."""
@@ -57,7 +60,7 @@ class Compared:
 
     words: str
     estimate: Estimate | None
-    holds: bool | None
+    outcome: Outcome | None
     """None: it cannot be said."""
     why: str
     unit: str
@@ -65,7 +68,7 @@ class Compared:
     """The trainings it compares."""
     missing: frozenset[Place]
     sides: tuple[tuple[str, Quantity], tuple[str, Quantity]] | None
-    """Variant and quantity of each side; None where it is no difference of final values."""
+    """Variant and quantity of each side; None where it is no comparison of two final values."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def judge(finding: Finding, results: Results) -> Verdict:
         return Verdict(finding, NOT_TESTABLE, finding.not_testable[scale], ())
     compared = tuple(c for test in finding.tests for c in _compared(test, results))
     if not compared:
-        return Verdict(finding, NOT_TESTABLE, f"its task is not part of the {scale} form", ())
-    if finding.need == "any" and any(c.holds and not c.missing for c in compared):
+        return Verdict(finding, NOT_TESTABLE, f"its task is left out of the {scale} form", ())
+    if finding.need == "any" and any(c.outcome == "holds" and not c.missing for c in compared):
         return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
     needed = {place for c in compared for place in c.needed}
     if missing := {place for c in compared for place in c.missing}:
@@ -92,19 +95,24 @@ def judge(finding: Finding, results: Results) -> Verdict:
         if lost := len(missing & {*results.failed}):
             said += f", {lost} failed"
         return Verdict(finding, NOT_RUN, said, compared)
-    unknown = [c for c in compared if c.holds is None]
+    unknown = [c for c in compared if c.outcome is None]
     if unknown:
         return Verdict(finding, NOT_TESTABLE, unknown[0].why, compared)
-    failed = [c for c in compared if not c.holds]
-    if failed and (finding.need == "all" or len(failed) == len(compared)):
-        return Verdict(finding, NOT_CONFIRMED, "; ".join(dict.fromkeys(c.why for c in failed)), compared)
-    return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
+    counts = Counter(c.outcome for c in compared)
+    if counts["holds"] == len(compared):
+        return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
+    if finding.need == "any" and (part := _part(finding, compared)):
+        return Verdict(finding, NOT_TESTABLE, f"{part}, and none of those it has holds", compared)
+    enough = len(compared) if finding.need == "any" else 1
+    verdict = CONTRARY if counts["contrary"] >= enough else UNDECIDED
+    several = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(compared) > 1 else ""
+    return Verdict(finding, verdict, several, compared)
 
 
 def _part(finding: Finding, compared: tuple[Compared, ...]) -> str:
-    """What a confirmed claim leaves open."""
+    """Which part of a claim this scale can speak of; nothing where it is all of it."""
     declared = sum(len(test.b) if isinstance(test.b, tuple) else 1 for test in finding.tests)
-    return "" if len(compared) == declared else f"{len(compared)} of its {declared} comparisons are part of this scale"
+    return "" if len(compared) == declared else f"this scale has {len(compared)} of its {declared} comparisons"
 
 
 def _compared(test: Test, results: Results) -> Iterator[Compared]:
@@ -144,7 +152,7 @@ def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, varia
     needed = frozenset((*place, seed) for place in places for seed in results.seeds(*place))
     missing = frozenset(place for place in needed if results.cells[place] is None)
     percent = of_a.percent and not test.spread
-    unit = "points" if percent else "log of the ratio" if test.spread else ""
+    unit = "points" if percent else "times" if test.spread else ""
     if test.spread:
         found = stats.spread_ratio([r.value for r in a.values()], [r.value for r in b.values()])
         margin = 0.0
@@ -152,7 +160,7 @@ def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, varia
         by = 100 if percent else 1
         found = compare(a, b) if test.than is None else _against(results, variant_a, of_a, test.than / by)
         margin = test.margin / by
-    holds, why = decide(found, test.is_, margin)
+    outcome, why = decide(found, test.is_, margin)
     if found is None and test.spread and not missing:
         why = "the spread over seeds is 0 or there is one seed only"
     words = _words(test, results, variant_a, of_a, variant_b, of_b)
@@ -161,8 +169,8 @@ def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, varia
         words = f"{', '.join(described)} minus {test.than:g}"
     if clock is not None:
         words += f", at {clock.at:,.0f} {'updates' if clock.axis == 'update' else 'seconds spent in updates'} each"
-    final = not test.spread and clock is None and test.than is None
-    return Compared(words, found, holds, why, unit, needed, missing, sides if final else None)
+    final = clock is None and test.than is None
+    return Compared(words, found, outcome, why, unit, needed, missing, sides if final else None)
 
 
 def _against(results: Results, variant: str, of: Quantity, number: float) -> Estimate | None:
@@ -173,7 +181,7 @@ def _against(results: Results, variant: str, of: Quantity, number: float) -> Est
     return replace(found, value=found.value - number, low=found.low - number, high=found.high - number)
 
 
-def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | None, str]:
+def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[Outcome | None, str]:
     """Whether the interval lies wholly on the claimed side; if not, where it lies."""
     if found is None:
         return None, "one side has no result"
@@ -185,19 +193,20 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[bool | 
         if claimed == "less":
             low, high, value = -high, -low, -value
         if low > margin:
-            return True, ""
+            return "holds", ""
         if high < margin:
-            return False, "the interval lies on the other side"
+            short = margin > 0 and high >= 0
+            return "contrary", f"the interval lies {'below the margin' if short else 'on the other side'}"
         mean = "the mean is as claimed" if value > margin else "the mean is not as claimed"
-        return False, f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
-    if claimed == "not_greater":
-        if high < margin:
-            return True, ""
-        return False, "the interval lies above the margin" if low > margin else "the interval reaches beyond the margin"
-    if -margin < low and high < margin:
-        return True, ""
-    outside = low > margin or high < -margin
-    return False, "the interval lies outside the margin" if outside else "the interval reaches beyond the margin"
+        return "undecided", f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
+    inside, outside = high < margin, low > margin
+    if claimed == "within":
+        inside, outside = inside and -margin < low, outside or high < -margin
+    if inside:
+        return "holds", ""
+    if outside:
+        return "contrary", "the interval lies beyond the margin"
+    return "undecided", "the interval reaches beyond the margin"
 
 
 def _words(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:
@@ -225,7 +234,7 @@ def _described(variant: str, of: Quantity, results: Results) -> list[str]:
     }
     metric = of.metric or (score_of(of.score).metric if of.score else "")
     return [
-        variant if len(results.study.variants) > 1 else "",
+        (results.study.variants[variant].title or variant) if len(results.study.variants) > 1 else "",
         of.score or str(of.field).replace("grad_norm", "mean gradient norm"),
         "" if metric.startswith("pass") else metric,
         f"{of.checkpoint} checkpoint",

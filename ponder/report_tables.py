@@ -205,16 +205,16 @@ def _paper(page: Page, row: str, label: str) -> tuple[float | None, float | None
     return (None if said is None else float(said)), None
 
 
-def paper_number(page: Page, variant: str, of: Quantity) -> float | None:
-    """The paper's number for a quantity, where one of the columns is that quantity."""
+def paper_number(page: Page, variant: str, of: Quantity) -> tuple[float | None, float | None]:
+    """The paper's number for a quantity and its spread, where one of the columns is that quantity."""
     for column in page.measure.columns:
         if page.measure.rows == "scores":
             same, row = column.model_copy(update={"label": "", "score": of.score}), str(of.score)
         else:
             same, row = column.model_copy(update={"label": ""}), variant
         if same == of.model_copy(update={"label": ""}):
-            return _paper(page, row, column.label)[0]
-    return None
+            return _paper(page, row, column.label)
+    return None, None
 
 
 # Text -----------------------------------------------------------------------------------------------------------------

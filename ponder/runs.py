@@ -7,21 +7,23 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from ponder import checkpoint, data, runtime
 from ponder import config as configuration
-from ponder import data, runtime
 from ponder.config import Config
 from ponder.errors import UserError
 from ponder.metrics import read_log, summary
-from ponder.track import Tracked, open_trackers
+from ponder.track import Tracked, check_trackers, open_trackers
 from ponder.train import Limits, Outcome, Stop, train
 from ponder.watch import view_for
 
-CONFIG, RESULT = "config.json", "result.json"
+CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
 
 
 def train_main(args: Namespace, overrides: list[str]) -> None:
     """`ponder train`."""
     if args.resume is not None:
+        if args.fresh:
+            raise UserError("--resume goes on with a run and --fresh deletes it: leave out one of them")
         if args.preset or overrides or args.model:
             raise UserError(
                 "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
@@ -34,20 +36,27 @@ def train_main(args: Namespace, overrides: list[str]) -> None:
         folder = args.out or Path("runs") / "-".join(
             [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
         )
-    if args.fresh:
-        shutil.rmtree(folder, ignore_errors=True)
+    limits = Limits(args.max_seconds, args.max_updates)
     here = runtime.start(args.device)
-    outcome = train_in(config, folder, args.data_dir, here, Limits(args.max_seconds, args.max_updates), args.quiet)
+    outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
     if here.main and not args.quiet:
         print(closing_words(folder, outcome))
     here.close()
 
 
 def train_in(
-    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool = False
+    config: Config,
+    folder: Path,
+    data_dir: Path,
+    here: runtime.Runtime,
+    limits: Limits,
+    quiet: bool = False,
+    fresh: bool = False,
 ) -> Outcome:
-    """Train `config` in `folder` (which may hold an interrupted run of the same configuration)."""
-    if here.main:
+    """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
+    replaces what it holds)."""
+    check_trackers(config)
+    if here.main and not fresh:
         open_folder(folder, config)
     if here.local_rank == 0:  # once on each node: they may share a disk or not
         _built(config, data_dir, quiet or not here.main)
@@ -55,8 +64,13 @@ def train_in(
     dataset_path = data.folder_for(data_dir, config.data)
     dataset = data.Dataset.open(dataset_path)
     if here.main:
+        if fresh:
+            clear(folder)
+            open_folder(folder, config)
+        dataset.check_hashes()
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
-        (folder / "environment.json").write_text(json.dumps(about, indent=1))
+        _same_data(folder, dataset)
+        (folder / ENVIRONMENT).write_text(json.dumps(about, indent=1))
     view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
     stop = Stop()
     before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -82,16 +96,44 @@ def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
         bar.close()
 
 
+def clear(folder: Path) -> None:
+    """Delete a run. What is not a run folder is left alone."""
+    if folder.exists() and not (folder / CONFIG).is_file() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not a run folder, so --fresh leaves it alone: choose another --out")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _began(folder: Path) -> bool:
+    """Whether anything was trained here that another configuration must not go over."""
+    return bool(checkpoint.listed(folder / "checkpoints") or read_log(folder / "metrics.jsonl"))
+
+
+def _same_data(folder: Path, dataset: data.Dataset) -> None:
+    """A run goes on with the very data it began with."""
+    try:
+        before = json.loads((folder / ENVIRONMENT).read_text())["data_hash"]
+    except (OSError, ValueError, KeyError):
+        return
+    if before != dataset.hash and _began(folder):
+        raise UserError(
+            f"{folder} was trained on other data (hash {before[:12]}) than {dataset.path} holds now "
+            f"({dataset.hash[:12]}): give --data-dir, or --fresh to start over"
+        )
+
+
 def open_folder(folder: Path, config: Config) -> None:
     """Make the run folder, or make sure that what is in it is this run."""
     if (folder / CONFIG).is_file():
         there = read_config(folder)
+        if there.key() != config.key() and not _began(folder):
+            shutil.rmtree(folder)  # a start that was refused
+            return open_folder(folder, config)
         if there.key() != config.key():
             changed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in differences(there, config).items())
             raise UserError(
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
-        return
+        return None
     part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
     if folder.exists() and any(path != part for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")

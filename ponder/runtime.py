@@ -79,7 +79,7 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
             chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(chosen)
         torch.empty(1, device=chosen)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, AttributeError) as error:  # the last from a torch built without CUDA
         raise UserError(
             f"device {device!r} cannot be used here ({str(error).splitlines()[0]}): try --device cpu"
         ) from None

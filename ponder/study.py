@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import reduce
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -79,7 +79,7 @@ class After(Frozen):
 
 class Scale(Frozen):
     tasks: tuple[str | StudyTask, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field(min_length=1)
+    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(min_length=1)
     threads: int = Field(1, ge=1, description="of one cell; part of the study because results depend on it")
     after: After | None = Field(None, description="instead of the study's")
 

@@ -12,6 +12,8 @@ from ponder.errors import UserError
 from ponder.study import SCALES, Job, Study, chosen, load, load_all, names, plan
 from ponder.study_store import Store
 
+RESULTS = Path("results/cells")
+
 
 def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
@@ -49,7 +51,7 @@ def main(args: Sequence[str]) -> None:
     cell.add_argument("--max-seconds", type=float)
     for each in (show, run, status, report, cell):
         each.add_argument("--scale", choices=SCALES, default="mini")
-        each.add_argument("--results", type=Path, default=Path("results/cells"), metavar="DIR")
+        each.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
         each.add_argument("--runs", type=Path, default=Path("runs/cells"), metavar="DIR")
     for each in (run, cell):
         each.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR")
@@ -83,7 +85,9 @@ def _status(args: argparse.Namespace) -> None:
 def _report(args: argparse.Namespace) -> None:
     from ponder.report import main_report
 
-    for path in main_report(args.names, args.scale, args.results.parent, _store(args), args.write):
+    if args.results != RESULTS and not args.results.is_dir():
+        raise UserError(f"there is no folder {args.results}: --results names the one that holds the stored trainings")
+    for path in main_report(args.names, args.scale, args.results.parent, _store(args), args.write, print):
         print(path)
 
 
@@ -139,7 +143,9 @@ def _run_here(jobs: Sequence[Job], studies: Sequence[Study], args: argparse.Name
     from ponder.show import Bar
     from ponder.study_run import Runner, build_data
     from ponder.study_show import view_for
+    from ponder.train import Limits
 
+    Limits(args.max_seconds)  # refused now if it is none
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(study.scale(args.scale).threads for study in studies)
     gpus = device_count() if args.device in ("auto", "cuda") else 0

@@ -22,6 +22,7 @@ PARAMETERS = {
 }
 """What --slurm takes -> submitit's name for it."""
 NUMBERS = ("time", "array", "gpus", "cpus", "mem")
+REQUEUES = 10_000
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ def submit(jobs: Sequence[Job], text: str, scale: str, store: Store, data_dir: P
     for key, error in hopeless.items():
         store.fail(key, error)
     try:
-        executor = AutoExecutor(folder=store.runs / "slurm" / "%j", cluster=cluster)
+        # submitit would give a job up after three time limits; ours go on from a checkpoint as often as it takes.
+        executor = AutoExecutor(folder=store.runs / "slurm" / "%j", cluster=cluster, slurm_max_num_timeout=REQUEUES)
     except RuntimeError:
         raise UserError("no Slurm here (srun was not found): run this on a login node, or use --workers") from None
     executor.update_parameters(name="ponder-study", **parameters)

@@ -78,12 +78,16 @@ TRACKERS: dict[str, tuple[str, Callable[[Any, Config, Path], Tracker]]] = {
 }
 
 
-def open_trackers(config: Config, folder: Path) -> list[Tracker]:
-    """The trackers the configuration names; a name or package that is missing is found before the first step."""
-    opened = []
+def check_trackers(config: Config) -> None:
     for name in config.train.trackers:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS)
+
+
+def open_trackers(config: Config, folder: Path) -> list[Tracker]:
+    """The trackers the configuration names; a package that is missing is found before the first step."""
+    opened = []
+    for name in config.train.trackers:
         package, make = TRACKERS[name]
         if name == "mlflow":
             os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

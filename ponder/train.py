@@ -45,6 +45,12 @@ class Limits:
     seconds: float | None = None
     updates: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UserError(f"--max-seconds {self.seconds:g} is no time: give more than 0, or leave it out")
+        if self.updates is not None and self.updates < 1:
+            raise UserError(f"--max-updates {self.updates} is no number of updates: give 1 or more, or leave it out")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -195,7 +201,9 @@ def train(
     if saved is not None:
         run.load(saved, source)
     log.cut_after(run.update if saved is not None else -1)
-    splits = list(config.eval.splits) or [s for s in dataset.counts if s != "train"]
+    splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
+    if "val" not in splits:
+        splits.append("val")  # checkpoints are chosen on it
     if saved is None:
         preflight(run, folder, dataset, splits, runtime, precision)
     speed = Speed(config, dataset, runtime, run.update)
@@ -377,13 +385,14 @@ def _not_finite(update: int, norm: float, sums: dict[str, float], checkpoints: P
 
 
 def _collapse(row: dict[str, Any]) -> str | None:
-    """The halting head has given up when it is sure to be wrong although many answers are right (or the reverse)."""
+    """The halting head has given up when it is sure to be wrong although many answers are right, or to be right
+    although most are wrong, or has run away."""
     q = row.get("q_halt")
     if q is None:
         return None
-    if (q < -15 and row["exact"] > 0.2) or q > 30:
+    if (q < -15 and row["exact"] > 0.2) or (q > 3 and row["exact"] < 0.5) or q > 30:
         return (
-            f"halting logits have run away (mean {q:.0f} with {row['exact']:.0%} right): halting has collapsed. Lower "
+            f"halting logits say nothing (mean {q:.0f} with {row['exact']:.0%} right): halting has collapsed. Lower "
             f"--train.lr or --train.halting_weight, or set --train.clip 1"
         )
     return None

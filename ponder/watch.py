@@ -17,6 +17,11 @@ def describe_row(row: dict[str, Any]) -> str:
     if row["kind"] == "train":
         parts = [f"update {row['update']}", f"loss {row['loss']:.4f}", f"exact {row['exact']:.1%}"]
         parts += [f"steps {row['steps']:.2f}", f"grad {row['grad_norm']:.3f}"]
+        norms = [f"{row[key]:.2f}" for key in ("norm_h", "norm_l") if key in row]
+        if norms:
+            parts.append(f"norms {' '.join(norms)}")
+        if "ratio" in row:
+            parts.append(f"ratio {row['ratio']:.3f}")
         if "example_steps_per_second" in row:
             parts.append(f"{row['example_steps_per_second']:,.0f} example-steps/s")
         if "peak_fraction" in row:
@@ -29,7 +34,10 @@ def describe_row(row: dict[str, Any]) -> str:
 class Plain:
     """Lines, for logs and pipes."""
 
+    updates = batch = 0
+
     def begin(self, config: Config, updates: int, done: int) -> None:
+        self.updates, self.batch = updates, config.train.batch
         start = f", resuming after update {done}" if done else ""
         physical = config.train.batch // config.train.accumulate
         if config.train.accumulate > 1:
@@ -40,7 +48,9 @@ class Plain:
         )
 
     def row(self, row: dict[str, Any]) -> None:
-        print(describe_row(row), flush=True)
+        rate = row.get("example_steps_per_second", 0.0)
+        left = (self.updates - row["update"]) * self.batch / rate if rate > 0 else 0.0
+        print(describe_row(row) + (f"  {left / 60:.1f} min left" if left > 0 else ""), flush=True)
 
     def say(self, text: str) -> None:
         print(text, flush=True)

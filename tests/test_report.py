@@ -16,7 +16,7 @@ from ponder import report, stats, study
 from ponder.errors import UserError
 from ponder.report import gather, main_report, make, study_text, which_text
 from ponder.report_figures import panels_of
-from ponder.report_findings import CONFIRMED, NOT_CONFIRMED, NOT_RUN, NOT_TESTABLE, Finding, decide, judge
+from ponder.report_findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, UNDECIDED, Finding, decide, judge
 from ponder.report_tables import MISSING, as_csv, entries, page_of
 from ponder.report_values import Clock, Quantity, compare, read, scores
 from ponder.stats import Estimate
@@ -179,24 +179,29 @@ def test_spread_ratio_is_the_f_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "claimed", "margin", "holds"),
+    ("low", "high", "claimed", "margin", "outcome"),
     [
-        (0.01, 0.2, "greater", 0.0, True),
-        (-0.01, 0.2, "greater", 0.0, False),
-        (-0.3, -0.2, "greater", 0.0, False),
-        (0.01, 0.2, "greater", 0.05, False),
-        (-0.2, -0.01, "less", 0.0, True),
-        (-0.2, 0.01, "less", 0.0, False),
-        (-0.01, 0.01, "within", 0.02, True),
-        (-0.01, 0.03, "within", 0.02, False),
-        (0.03, 0.04, "within", 0.02, False),
-        (-0.5, 0.005, "not_greater", 0.01, True),
-        (-0.5, 0.02, "not_greater", 0.01, False),
+        (0.01, 0.2, "greater", 0.0, "holds"),
+        (-0.01, 0.2, "greater", 0.0, "undecided"),
+        (-0.3, -0.2, "greater", 0.0, "contrary"),
+        (0.01, 0.2, "greater", 0.05, "undecided"),
+        (0.01, 0.04, "greater", 0.05, "contrary"),
+        (-0.2, -0.01, "less", 0.0, "holds"),
+        (-0.2, 0.01, "less", 0.0, "undecided"),
+        (0.1, 0.2, "less", 0.0, "contrary"),
+        (-0.01, 0.01, "within", 0.02, "holds"),
+        (-0.01, 0.03, "within", 0.02, "undecided"),
+        (-0.03, 0.01, "within", 0.02, "undecided"),
+        (0.03, 0.04, "within", 0.02, "contrary"),
+        (-0.04, -0.03, "within", 0.02, "contrary"),
+        (-0.5, 0.005, "not_greater", 0.01, "holds"),
+        (-0.5, 0.02, "not_greater", 0.01, "undecided"),
+        (0.02, 0.5, "not_greater", 0.01, "contrary"),
     ],
 )
-def test_decisions(low: float, high: float, claimed: str, margin: float, holds: bool) -> None:
+def test_decisions(low: float, high: float, claimed: str, margin: float, outcome: str) -> None:
     found, why = decide(Estimate((low + high) / 2, 3, 0.1, low, high), claimed, margin)
-    assert found is holds and bool(why) is not holds
+    assert found == outcome and bool(why) is (outcome != "holds")
     assert decide(None, claimed, margin)[0] is None
     assert decide(Estimate(0.1, 1, None, None, None), claimed, margin)[0] is None
 
@@ -207,6 +212,7 @@ def test_not_confirmed_says_on_which_side() -> None:
     assert "includes the margin, the mean is as claimed" in decide(Estimate(0.3, 3, 0.1, 0.1, 0.5), "greater", 0.2)[1]
     assert "other side" in decide(Estimate(-0.2, 3, 0.1, -0.3, -0.1), "greater", 0)[1]
     assert "other side" in decide(Estimate(0.2, 3, 0.1, 0.1, 0.3), "less", 0)[1]
+    assert "below the margin" in decide(Estimate(0.01, 3, 0.1, 0.0, 0.02), "greater", 0.1)[1]
 
 
 # Tables ---------------------------------------------------------------------------------------------------------------
@@ -349,8 +355,8 @@ def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_pat
     assert between is not None and between.value == pytest.approx(0.38)
     assert read(said, Quantity(score="Sudoku"), Clock("seconds", 20.0)) is None
     assert "At equal wall-clock" in report.study_text(made) and "Sudoku 100)" in report.study_text(made)
-    assert [v.verdict for v in made.verdicts] == [NOT_CONFIRMED, NOT_CONFIRMED]
-    assert "other side" in made.verdicts[0].why
+    assert [v.verdict for v in made.verdicts] == [CONTRARY, UNDECIDED]
+    assert "other side" in made.verdicts[0].compared[0].why
 
 
 def test_evaluations_do_not_count_as_training_time(tmp_path: Path) -> None:
@@ -407,18 +413,21 @@ def test_verdicts_follow_the_rule_both_ways(tmp_path: Path) -> None:
     no = {"a": "a", "b": "b", "of": of, "is": "greater"}
     elsewhere = {"a": "b", "b": "a", "of": {"score": "Maze"}, "is": "greater"}
     assert verdict_of(tmp_path, [yes]) == (CONFIRMED, "")
-    assert verdict_of(tmp_path, [no]) == (NOT_CONFIRMED, "the interval lies on the other side")
-    assert verdict_of(tmp_path, [{**yes, "margin": 19}])[0] == NOT_CONFIRMED
-    assert verdict_of(tmp_path, [yes, no])[0] == NOT_CONFIRMED
+    assert verdict_of(tmp_path, [no]) == (CONTRARY, "")
+    assert verdict_of(tmp_path, [{**yes, "margin": 19}])[0] == UNDECIDED
+    assert verdict_of(tmp_path, [yes, no]) == (CONTRARY, "1 holds, 1 contrary")
     assert verdict_of(tmp_path, [yes, no], need="any")[0] == CONFIRMED
-    assert verdict_of(tmp_path, [no, no], need="any")[0] == NOT_CONFIRMED
+    assert verdict_of(tmp_path, [no, no], need="any") == (CONTRARY, "2 contrary")
+    # One of several is enough, and not all of them are there: what is there cannot refute it.
+    assert verdict_of(tmp_path, [no, elsewhere], need="any")[0] == NOT_TESTABLE
+    assert verdict_of(tmp_path, [yes, elsewhere], need="any")[0] == CONFIRMED
     assert verdict_of(tmp_path, [elsewhere])[0] == NOT_TESTABLE
     assert verdict_of(tmp_path, [elsewhere, yes])[0] == CONFIRMED
     assert verdict_of(tmp_path, [yes], not_testable={"mini": "too small"}) == (NOT_TESTABLE, "too small")
     # The gradient norm is 1 + seed for both: no difference, no spread, so it includes 0.
-    assert verdict_of(tmp_path, [{**yes, "of": {"field": "grad_norm"}}])[0] == NOT_CONFIRMED
+    assert verdict_of(tmp_path, [{**yes, "of": {"field": "grad_norm"}}])[0] == UNDECIDED
     # Three seeds cannot tell such spreads apart.
-    assert verdict_of(tmp_path, [{**yes, "spread": True}])[0] == NOT_CONFIRMED
+    assert verdict_of(tmp_path, [{**yes, "spread": True}])[0] == UNDECIDED
     with pytest.raises(UserError, match="allowed: a, b"):
         verdict_of(tmp_path, [{**yes, "a": "c"}])
 
@@ -427,10 +436,10 @@ def test_a_claim_may_name_a_number_and_says_what_it_leaves_open(tmp_path: Path) 
     of = {"score": "Sudoku"}
     above = {"a": "b", "of": of, "is": "greater", "than": 40}
     assert verdict_of(tmp_path, [above]) == (CONFIRMED, "")
-    assert verdict_of(tmp_path, [{**above, "than": 74}])[0] == NOT_CONFIRMED
+    assert verdict_of(tmp_path, [{**above, "than": 74}])[0] == UNDECIDED
     assert verdict_of(tmp_path, [{**above, "is": "less", "than": 99}]) == (CONFIRMED, "")
     maze = {"a": "b", "b": "a", "of": {"score": "Maze"}, "is": "greater"}
-    assert verdict_of(tmp_path, [above, maze]) == (CONFIRMED, "1 of its 2 comparisons are part of this scale")
+    assert verdict_of(tmp_path, [above, maze]) == (CONFIRMED, "this scale has 1 of its 2 comparisons")
 
 
 def test_one_seed_without_examples_gives_no_verdict(tmp_path: Path) -> None:
@@ -448,7 +457,7 @@ def test_physical_batch_says_which_mode_shows_the_gap(tmp_path: Path) -> None:
     assert "not known yet" in which_text(make(study_, "mini", tmp_path / "empty"))
     write(study_, tmp_path, lambda cell, _: some_right(0.3 if cell.variant == "trajectory-4" else 0.8))
     said = which_text(make(study_, "mini", tmp_path))
-    assert "trajectory (independent: not confirmed; trajectory: confirmed)" in said
+    assert "trajectory (independent: not confirmed: undecided; trajectory: confirmed)" in said
 
 
 # The twelve studies ---------------------------------------------------------------------------------------------------
