@@ -335,6 +335,8 @@ def which_text(report: Report) -> str:
     undecided = any(part.endswith((NOT_RUN, NOT_TESTABLE)) for part in parts)
     answer = " and ".join(shown) or ("not known yet" if undecided else "none of them at this scale")
     why = " ".join(which.because[option] for option in shown if option in which.because)
+    if not shown:
+        why = " ".join(text for i, text in which.hints.items() if verdicts[i].verdict == CONFIRMED)
     return f"**{which.question}** {answer} ({'; '.join(parts)}).{f' {why}' if why else ''}"
 
 

@@ -28,6 +28,8 @@ class Which(Frozen):
     options: Mapping[str, tuple[str, ...]]
     because: Mapping[str, str] = {}
     """Said of an option that is shown."""
+    hints: Mapping[str, str] = {}
+    """Where no option is: what a confirmed finding suggests all the same."""
 
 
 class Measure(Frozen):

@@ -458,6 +458,36 @@ def test_physical_batch_says_which_mode_shows_the_gap(tmp_path: Path) -> None:
     write(study_, tmp_path, lambda cell, _: some_right(0.3 if cell.variant == "trajectory-4" else 0.8))
     said = which_text(make(study_, "mini", tmp_path))
     assert "trajectory (independent: not confirmed: undecided; trajectory: confirmed)" in said
+    assert "There the summed gradients" in said and "What could make it" not in said
+
+    write(study_, tmp_path / "norms", lambda *_: some_right(0.5))
+    store = Store(tmp_path / "norms" / "cells")
+    for cell in study_.cells("mini"):
+        found = store.read(cell)
+        assert found is not None
+        found["summary"]["mean_grad_norm"] = (3.0 if cell.variant == "trajectory-4" else 1.0) + 0.01 * cell.seed
+        store.write(cell.key, found)
+    said = which_text(make(study_, "mini", tmp_path / "norms"))
+    assert "none of them" in said and "What could make it" in said
+
+
+# What is committed ----------------------------------------------------------------------------------------------------
+
+
+def test_results_md_follows_from_the_stored_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes a study or adds a result has to report again: `ponder study report all --write README.md`."""
+    root = Path(__file__).parents[1]
+    if not (root / "RESULTS.md").is_file():
+        pytest.skip("not in a checkout")
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(report, "draw", lambda *_: True)
+    reports = [make(study_, "mini", Path("results")) for study_ in study.load_all(["all"], "mini")]
+    assert report.results_text(reports, "mini", "results") == Path("RESULTS.md").read_text()
+    assert report.overview(reports, "results") in Path("README.md").read_text()
+    keys = {cell.key for each in reports for cell in each.results.study.cells("mini")}
+    assert {path.stem for path in Path("results/cells").glob("*.json")} <= keys, (
+        "a stored training that no study asks for"
+    )
 
 
 # The twelve studies ---------------------------------------------------------------------------------------------------
