@@ -125,6 +125,8 @@ def _run(args: argparse.Namespace) -> None:
     elif args.slurm is not None:
         from ponder.study_slurm import submit
 
+        if args.max_seconds is not None or args.device != "auto" or args.workers is not None:
+            raise UserError("--slurm settles time, device and workers: leave out --max-seconds, --device and --workers")
         submit(jobs, args.slurm, args.scale, _store(args), args.data_dir)
     else:
         _run_here(jobs, studies, args)

@@ -52,8 +52,9 @@ class Store:
         except FileNotFoundError:
             return None
         except ValueError:
-            raise UserError(f"{self.path(key)} is damaged: delete it and run the study again") from None
-        assert isinstance(said, dict)
+            said = None
+        if not isinstance(said, dict) or not {"config", "after"} <= said.keys():
+            raise UserError(f"{self.path(key)} is damaged: delete it and run the study again")
         return said
 
     def read(self, cell: Cell) -> dict[str, Any] | None:

@@ -380,7 +380,7 @@ def _not_finite(update: int, norm: float, sums: dict[str, float], checkpoints: P
     kept = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint was written yet"
     return (
         f"the {what} was not finite at update {update + 1}; {kept}. Try a lower --train.lr, --train.clip 1, or "
-        f"--train.precision float32"
+        f"--train.precision float32, in another --out"
     )
 
 

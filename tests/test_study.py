@@ -231,9 +231,10 @@ def test_results_are_written_whole_and_a_damaged_one_is_named(tmp_path: Path, fo
     store.write(cell.key, said)
     assert store.read(cell) == said and store.state(cell) == "done" and store.failed(cell) is None
     assert [p.name for p in store.root.iterdir()] == [f"{cell.key}.json"]
-    store.path(cell.key).write_text("{")
-    with pytest.raises(UserError, match=f"{cell.key}.json is damaged"):
-        store.read(cell)
+    for damaged in ("{", "{}", "[]"):
+        store.path(cell.key).write_text(damaged)
+        with pytest.raises(UserError, match=f"{cell.key}.json is damaged"):
+            store.read(cell)
 
 
 # The studies of this project ------------------------------------------------------------------------------------------

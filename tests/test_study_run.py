@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import submitit
 from rich.console import Console
 
 from ponder import cost, curves, runtime, study, study_run
@@ -365,8 +366,17 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
         return 0
 
     monkeypatch.setattr("ponder.study_slurm.attempt", note)
+    asked: list[dict[str, Any]] = []
+    real = submitit.AutoExecutor
+
+    def noted(**settings: Any) -> Any:
+        asked.append(settings)
+        return real(**settings)
+
+    monkeypatch.setattr(submitit, "AutoExecutor", noted)
     submitted = submit(jobs, "cluster=debug,time=5", "smoke", store, tmp_path / "data")
     assert [job.result() for job in submitted] == [0]
+    assert asked[0]["slurm_max_num_timeout"] >= 1000  # weeks of training in limits of hours
     assert [(w.labels, w.key) for w in seen] == [(tuple(jobs[1].labels), jobs[1].key)]
     assert pickle.loads(pickle.dumps(SlurmCell(seen[0]))).work == seen[0]  # it must reach the node
     monkeypatch.setattr("ponder.study_slurm.attempt", lambda work: 1)
