@@ -105,8 +105,8 @@ def judge(finding: Finding, results: Results) -> Verdict:
         return Verdict(finding, NOT_TESTABLE, f"{part}, and none of those it has holds", compared)
     enough = len(compared) if finding.need == "any" else 1
     verdict = CONTRARY if counts["contrary"] >= enough else UNDECIDED
-    several = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(compared) > 1 else ""
-    return Verdict(finding, verdict, several, compared)
+    mixed = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(counts) > 1 else ""
+    return Verdict(finding, verdict, mixed, compared)
 
 
 def _part(finding: Finding, compared: tuple[Compared, ...]) -> str:

@@ -54,7 +54,19 @@ def train_in(
     fresh: bool = False,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
-    replaces what it holds)."""
+    replaces what it holds). A start that is refused leaves no folder behind."""
+    made = here.main and (fresh or not (folder / CONFIG).is_file())
+    try:
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh)
+    except UserError:
+        if made and (folder / CONFIG).is_file() and not _began(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _train_in(
+    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool, fresh: bool
+) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
         open_folder(folder, config)
@@ -104,7 +116,7 @@ def clear(folder: Path) -> None:
 
 
 def _began(folder: Path) -> bool:
-    """Whether anything was trained here that another configuration must not go over."""
+    """Whether anything was trained here."""
     return bool(checkpoint.listed(folder / "checkpoints") or read_log(folder / "metrics.jsonl"))
 
 
@@ -125,15 +137,12 @@ def open_folder(folder: Path, config: Config) -> None:
     """Make the run folder, or make sure that what is in it is this run."""
     if (folder / CONFIG).is_file():
         there = read_config(folder)
-        if there.key() != config.key() and not _began(folder):
-            shutil.rmtree(folder)  # a start that was refused
-            return open_folder(folder, config)
         if there.key() != config.key():
             changed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in differences(there, config).items())
             raise UserError(
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
-        return None
+        return
     part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
     if folder.exists() and any(path != part for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")

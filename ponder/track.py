@@ -86,6 +86,7 @@ def check_trackers(config: Config) -> None:
 
 def open_trackers(config: Config, folder: Path) -> list[Tracker]:
     """The trackers the configuration names; a package that is missing is found before the first step."""
+    check_trackers(config)
     opened = []
     for name in config.train.trackers:
         package, make = TRACKERS[name]

@@ -55,6 +55,7 @@ def test_a_fresh_start_that_is_refused_deletes_nothing(
 def test_a_refused_start_does_not_stand_in_the_way_of_the_right_one(data_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="split"):
         train_in(tiny(eval={"splits": ["tset"]}), tmp_path / "run", data_dir, HERE, Limits(), quiet=True)
+    assert not (tmp_path / "run").exists()
     assert train_in(SHORT, tmp_path / "run", data_dir, HERE, Limits(), quiet=True).finished
     with pytest.raises(UserError, match="another configuration"):
         train_in(tiny(), tmp_path / "run", data_dir, HERE, Limits(), quiet=True)
