@@ -161,8 +161,10 @@ def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, varia
         found = compare(a, b) if test.than is None else _against(results, variant_a, of_a, test.than / by)
         margin = test.margin / by
     outcome, why = decide(found, test.is_, margin)
-    if found is None and test.spread and not missing:
-        why = "the spread over seeds is 0 or there is one seed only"
+    if test.spread:
+        why = why.replace("includes 0", "includes 1")  # a ratio is decided by its logarithm
+        if found is None and not missing:
+            why = "the spread over seeds is 0 or there is one seed only"
     words = _words(test, results, variant_a, of_a, variant_b, of_b)
     if test.than is not None:
         described = [x for x, usual in zip(_described(variant_a, of_a, results), DEFAULTS, strict=True) if x != usual]
