@@ -530,11 +530,11 @@ def test_study_is_valid_at_both_scales(name: str) -> None:
     assert page.findings
 
 
-def test_three_seeds_where_promised_and_one_elsewhere() -> None:
+def test_three_seeds_or_more_where_promised_and_one_elsewhere() -> None:
     three = {"gradient-path", "physical-batch", "stabilization", "hierarchy", "halting"}
     for name in NAMES:
         plan = study.load(name).scale("mini")
-        assert len(plan.seeds) == (3 if name in three else 1)
+        assert len(plan.seeds) >= 3 if name in three else len(plan.seeds) == 1
         assert name not in three or len(plan.tasks) <= 2
 
 
