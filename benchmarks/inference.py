@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ponder import data, runtime
+from ponder import data
+from ponder.base import runtime
+from ponder.base.errors import UserError
+from ponder.base.stats import paired
 from ponder.data import Dataset
-from ponder.domains.base import Tokens
-from ponder.engine import SLOTS, Checker, Engine, Halt, Policy
-from ponder.errors import UserError
-from ponder.evaluate import Judge, forced_steps
-from ponder.infer import open_weights, zoo_names
-from ponder.policy import Subject, subject
-from ponder.stats import paired
+from ponder.domains.contract import Tokens
+from ponder.evaluation.compare import Subject, subject
+from ponder.evaluation.records import Judge, forced_steps
+from ponder.inference.engine import SLOTS, Checker, Engine, Halt, Policy
+from ponder.inference.solver import open_weights, zoo_names
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_inference.json"
 DEFAULT = ("sudoku-4x4", "sudoku-6x6")

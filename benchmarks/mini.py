@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ponder.markers import put_between
-from ponder.metrics import read_log
-from ponder.stats import share
+from ponder.base.markers import put_between
+from ponder.base.stats import share
+from ponder.training.log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "mini"

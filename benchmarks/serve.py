@@ -25,9 +25,9 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from ponder import runtime
-from ponder.errors import UserError
-from ponder.infer import Solver, open_weights
+from ponder.base import runtime
+from ponder.base.errors import UserError
+from ponder.inference.solver import Solver, open_weights
 from ponder.serve.service import SLOTS
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_serve.json"

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from ponder import data
-from ponder.config import Config, resolve
-from ponder.cost import cost
+from ponder.base.runtime import Runtime, matmul_peak, reuse_memory
+from ponder.config.resolve import Config, resolve
+from ponder.model.cost import cost
 from ponder.model.reasoner import Reasoner
-from ponder.optim import AdamAtan2, Weights, clip
-from ponder.runtime import Runtime, matmul_peak, reuse_memory
-from ponder.slots import Slots, make_slots, refill
-from ponder.train import Depth, micro_step
+from ponder.training.loop import Depth, micro_step
+from ponder.training.optimisers import AdamAtan2, Weights, clip
+from ponder.training.slots import Slots, make_slots, refill
 
 MODELS = ("dense", "hrm", "trm", "urm", "ponder")
 HERE = Runtime(torch.device("cpu"))

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ponder.infer import Answer, Solver
+    from ponder.inference.solver import Answer, Solver
 
 __version__ = "0.1.0"
 __all__ = ["Answer", "Solver", "__version__"]
@@ -12,7 +12,7 @@ __all__ = ["Answer", "Solver", "__version__"]
 def __getattr__(name: str) -> Any:
     """`from ponder import Solver`, without every command paying for torch."""
     if name in ("Answer", "Solver"):
-        from ponder import infer
+        from ponder.inference import solver as infer
 
         return getattr(infer, name)
     raise AttributeError(f"module 'ponder' has no attribute {name!r}")

@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ponder.errors import UserError
+from ponder.base.errors import UserError
 
 STATE = "state.json"
 OWN = "sha256"

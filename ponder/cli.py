@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ponder import __version__
-from ponder.errors import UserError, unknown
+from ponder.base.errors import UserError, unknown
 
 
 def _parser(verb: str, about: str, **kwargs: Any) -> argparse.ArgumentParser:
@@ -17,7 +17,7 @@ def _parser(verb: str, about: str, **kwargs: Any) -> argparse.ArgumentParser:
 def domains(args: Sequence[str]) -> None:
     """list the domains, their splits and their presets"""
     _parser("domains", "List the domains.").parse_args(args)
-    from ponder.show import print_domains
+    from ponder.commands.show import print_domains
 
     print_domains()
 
@@ -28,7 +28,7 @@ def presets(args: Sequence[str]) -> None:
     parser.add_argument("name", nargs="?")
     parser.add_argument("--model", help="put another model's recipe on top")
     known, rest = parser.parse_known_args(args)
-    from ponder.show import print_preset, print_presets
+    from ponder.commands.show import print_preset, print_presets
 
     if known.name is None:
         print_presets()
@@ -48,7 +48,7 @@ def data(args: Sequence[str]) -> None:
     parser.add_argument("--subsample", type=int, help="keep this many training examples (seeded)")
     parser.add_argument("--svg", type=Path, help="also write the picture")
     known, rest = parser.parse_known_args(args)
-    from ponder import show
+    from ponder.commands import show
 
     if known.action == "verify":
         show.verify_dataset(Path(known.what))
@@ -82,84 +82,84 @@ def train(args: Sequence[str]) -> None:
     parser.add_argument("--fresh", action="store_true", help="delete what is in the run folder and start over")
     parser.add_argument("--quiet", action="store_true")
     known, rest = parser.parse_known_args(args)
-    from ponder.runs import train_main
+    from ponder.training.runs import train_main
 
     train_main(known, rest)
 
 
 def eval_(args: Sequence[str]) -> None:
     """score a checkpoint at every ACT step; a table, a figure and records"""
-    from ponder.eval_report import main
+    from ponder.evaluation.run import main
 
     main(args)
 
 
 def diff(args: Sequence[str]) -> None:
     """two evaluated runs: settings that differ, and the paired difference in score"""
-    from ponder.diff import main
+    from ponder.evaluation.diff import main
 
     main(args)
 
 
 def cost(args: Sequence[str]) -> None:
     """parameters, layer applications, FLOPs and memory of a model"""
-    from ponder.cost import main
+    from ponder.model.cost import main
 
     main(list(args))
 
 
 def policies(args: Sequence[str]) -> None:
     """accuracy against compute for every halting policy"""
-    from ponder.policy import main
+    from ponder.evaluation.compare import main
 
     main(args)
 
 
 def search(args: Sequence[str]) -> None:
     """noisy restarts in parallel until the checker accepts"""
-    from ponder.search import main
+    from ponder.evaluation.search import main
 
     main(args)
 
 
 def eval_llm(args: Sequence[str]) -> None:
     """put a domain's examples to a language model"""
-    from ponder.llm import main
+    from ponder.llm.run import main
 
     main(args)
 
 
 def solve(args: Sequence[str]) -> None:
     """solve puzzles with a trained model: text, JSON, pictures"""
-    from ponder.solve import main
+    from ponder.commands.solve import main
 
     main(args)
 
 
 def zoo(args: Sequence[str]) -> None:
     """list the trained models; with a name, show its card"""
-    from ponder.cards import main
+    from ponder.zoo.cards import main
 
     main(args)
 
 
 def study(args: Sequence[str]) -> None:
     """the paper's experiments as one-diff variants: list, show, run, status, report"""
-    from ponder.study_cli import main
+    from ponder.commands.study import main
 
     main(args)
 
 
 def import_(args: Sequence[str]) -> None:
     """convert a published HRM, TRM or URM checkpoint"""
-    from ponder.model.import_cli import import_main
+    from ponder.commands.import_ import import_main
 
     import_main(list(args))
 
 
 def export(args: Sequence[str]) -> None:
     """write one ACT step of a model as an ONNX graph"""
-    from ponder.export import main
+    from ponder.inference.export import main
 
     main(args)
 
@@ -182,7 +182,7 @@ def quickstart(args: Sequence[str]) -> None:
     """train 4x4 Sudoku in a few minutes and watch it solve one"""
     parser = _parser("quickstart", "Train the 4x4 Sudoku model and watch it think.")
     parser.add_argument("--seconds", type=float, default=150, help="training time at most")
-    from ponder.quickstart import main
+    from ponder.commands.quickstart import main
 
     main(parser.parse_args(args).seconds)
 

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ponder.config import DataConfig
-from ponder.domains.base import Arrays, Domain, Progress, Source, silent
-from ponder.errors import UserError, unknown
+from ponder.base.errors import UserError, unknown
+from ponder.config.resolve import DataConfig
+from ponder.domains.contract import Arrays, Domain, Progress, Source, silent
 
 VERSION = 1
 MANIFEST = "manifest.json"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ponder import data
-from ponder.config import Config, resolve
+from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 
 torch.set_num_threads(1)

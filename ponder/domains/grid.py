@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from html import escape
 
-from ponder.domains.base import Json
-from ponder.errors import UserError
+from ponder.base.errors import UserError
+from ponder.domains.contract import Json
 
 INK = "#1f2430"
 PAPER = "#ffffff"

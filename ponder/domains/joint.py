@@ -14,9 +14,10 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 from rich.text import Text
 
-from ponder.domains.arithmetic import Arithmetic
-from ponder.domains.arithmetic_generate import ArithmeticParams
-from ponder.domains.base import (
+from ponder.base.errors import UserError, unknown
+from ponder.domains.arithmetic.domain import Arithmetic
+from ponder.domains.arithmetic.generate import ArithmeticParams
+from ponder.domains.contract import (
     PAD,
     Arrays,
     Batch,
@@ -32,11 +33,10 @@ from ponder.domains.base import (
     rng_for,
     silent,
 )
-from ponder.domains.life import Life
-from ponder.domains.life_generate import LifeParams
-from ponder.domains.maze import Maze, MazeParams
-from ponder.domains.sudoku import Sudoku, SudokuParams
-from ponder.errors import UserError, unknown
+from ponder.domains.life.domain import Life
+from ponder.domains.life.generate import LifeParams
+from ponder.domains.maze.domain import Maze, MazeParams
+from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 
 Name = Literal["arithmetic", "sudoku", "life", "maze"]
 NAMES: tuple[Name, ...] = get_args(Name)

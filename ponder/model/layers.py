@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ponder import rng
-from ponder.config import ModelConfig
+from ponder.base import rng
+from ponder.config.resolve import ModelConfig
 
 EPS = 1e-5
 

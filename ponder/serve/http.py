@@ -13,10 +13,11 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 
-from ponder import __version__, runtime
-from ponder.answers import Answer, as_data
-from ponder.errors import UserError, needs_extra
-from ponder.infer import Shelf, Solver
+from ponder import __version__
+from ponder.base import runtime
+from ponder.base.errors import UserError, needs_extra
+from ponder.inference.answers import Answer, as_data
+from ponder.inference.solver import Shelf, Solver
 from ponder.serve import service as serving
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 

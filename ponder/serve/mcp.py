@@ -16,10 +16,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema
 
 from ponder import __version__
-from ponder.answers import Answer
-from ponder.domains.base import Json
-from ponder.errors import UserError, needs_extra
-from ponder.infer import Shelf, Solver
+from ponder.base.errors import UserError, needs_extra
+from ponder.domains.contract import Json
+from ponder.inference.answers import Answer
+from ponder.inference.solver import Shelf, Solver
 from ponder.serve.mcp_read import Puzzle, distance, fits, read_arithmetic, read_life, read_maze, read_sudoku, takes
 from ponder.serve.service import Busy, Late, Service
 

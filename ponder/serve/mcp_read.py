@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ponder.domains.base import Domain, Json
-from ponder.errors import UserError
+from ponder.base.errors import UserError
+from ponder.domains.contract import Domain, Json
 
 BLANKS = dict.fromkeys(("", " ", "_", "-", "*", "?", "x", "X", "none", "None", "null"), ".")
 MAZE = {"0": ".", "1": "#", "s": "S", "g": "G", "E": "G", "e": "G", "█": "#", "■": "#", "X": "#", "x": "#", "": "."}

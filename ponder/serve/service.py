@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from ponder.answers import Answer, Thought
-from ponder.domains.base import Json, Tokens
-from ponder.errors import UserError, unknown
-from ponder.infer import Shelf, Solver
+from ponder.base.errors import UserError, unknown
+from ponder.domains.contract import Json, Tokens
+from ponder.inference.answers import Answer, Thought
+from ponder.inference.solver import Shelf, Solver
 from ponder.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, the machine, randomness, statistics, files, the terminal."""

@@ -1,0 +1,359 @@
+"""What a report reads: quantities of stored cells, one number for each seed. Nothing is trained or filled in."""
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ponder.base import stats
+from ponder.base.errors import UserError, unknown
+from ponder.base.stats import Estimate
+from ponder.config.resolve import Frozen, read_yaml
+from ponder.studies.spec import STUDIES, Study
+from ponder.studies.store import unpack
+
+Stored = Mapping[str, Any]
+Place = tuple[str, str, int]
+"""Task, variant, seed: where a training stands in its study."""
+Bits = npt.NDArray[np.bool_]
+
+
+class Score(Frozen):
+    """A name that tables use for a task's accuracy on a split, or on the unweighted mean of several."""
+
+    task: str
+    splits: tuple[str, ...]
+    metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] = "valid"
+
+
+class Quantity(Frozen):
+    """One number of a cell."""
+
+    label: str = ""
+    score: str | None = None
+    field: Literal["grad_norm", "seconds", "updates", "parameters"] | None = None
+    """A quantity of a whole cell, which is no share of examples."""
+    task: str | None = None
+    """Whose cell a field is of; without it, the study's only or first task's."""
+    metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] | None = None
+    """Instead of the score's own."""
+    checkpoint: Literal["last", "chosen", "peak", "end_of_curve"] = "last"
+    """last: measured after training, on more examples; the others are evaluations while training. chosen: on val; peak:
+    on the score itself, so optimistic; end_of_curve: the last of them."""
+    weights: Literal["ema", "online"] = "ema"
+    way: Literal["budget", "end", "best_step", "best_full", "halting"] | int = "budget"
+    """Where the last checkpoint's answer is taken: a number is that forced ACT step, end the last one measured."""
+    show: Literal["value", "update", "step"] = "value"
+    """Instead of the value: the update the checkpoint was made at, or the ACT step that was best."""
+
+    @property
+    def percent(self) -> bool:
+        return self.field is None and self.show == "value"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A quantity of one cell."""
+
+    value: float
+    n: int | None = None
+    """Examples of each split; None where it is no share of examples."""
+    parts: int = 1
+    """Splits whose mean it is."""
+    bits: tuple[Bits, ...] | None = None
+    """Right or wrong, for each example of each split, where stored."""
+    examples: tuple[str, ...] = ()
+    """What the examples are: data hash and split. Only the same examples can be paired."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Compare at equal `axis` (seconds or updates): at this much of it. None: at the end of each training."""
+
+    axis: Literal["seconds", "update"]
+    at: float
+
+
+@cache
+def scores() -> dict[str, Score]:
+    return {name: Score.model_validate(said) for name, said in read_yaml(STUDIES / "_scores.yaml").items()}
+
+
+def score_of(name: str) -> Score:
+    if name not in scores():
+        raise unknown("score", name, scores())
+    return scores()[name]
+
+
+# One cell -------------------------------------------------------------------------------------------------------------
+
+
+def read(stored: Stored, wanted: Quantity, clock: Clock | None = None) -> Reading | None:
+    """The quantity, or None where this cell does not have it."""
+    if wanted.field is not None:
+        return _field(stored, wanted.field)
+    assert wanted.score is not None
+    score = score_of(wanted.score)
+    metric = wanted.metric or score.metric
+    if metric.startswith("pass@"):
+        return _passes(stored, score.splits[0], metric, wanted) if clock is None else None
+    if clock is not None:
+        return _on_clock(stored, score, metric, wanted.weights, clock)
+    if wanted.checkpoint == "last" and (measured := _measured(stored, score, metric, wanted)) is not None:
+        return measured
+    if wanted.way != "budget" or wanted.show == "step":
+        return None
+    return _from_curve(stored, score, metric, wanted)
+
+
+def _field(stored: Stored, field: str) -> Reading:
+    places = {
+        "grad_norm": lambda: stored["summary"]["mean_grad_norm"],
+        "seconds": lambda: stored["seconds"],
+        "updates": lambda: stored["updates"],
+        "parameters": lambda: stored["cost"]["parameters"],
+    }
+    return Reading(float(places[field]()))
+
+
+def _passes(stored: Stored, split: str, metric: str, wanted: Quantity) -> Reading | None:
+    """ARC votes, a task solved when all its test inputs are. They are counted at the training budget and at the end."""
+    arc = stored["after"].get(wanted.weights, {}).get("splits", {}).get(split, {}).get("arc")
+    steps = {"budget": stored["after"]["budget"], "end": stored["after"]["steps"]}
+    if arc is None or wanted.checkpoint != "last" or wanted.show != "value":
+        return None
+    said = next((a for a in arc["at_step"] if a["step"] == steps.get(str(wanted.way))), None)
+    if said is None:
+        return None
+    return Reading(said["all_test_inputs"][metric]["value"], int(arc["tasks"]))
+
+
+def _measured(stored: Stored, score: Score, metric: str, wanted: Quantity) -> Reading | None:
+    """From the measurement after training, which has every forced step and the single examples."""
+    after = stored["after"]
+    splits = after.get(wanted.weights, {}).get("splits", {})
+    if any(split not in splits for split in score.splits):
+        return None
+    parts = [splits[split] for split in score.splits]
+    curve = np.mean([part[metric] for part in parts], axis=0)
+    budget, way = min(after["budget"], len(curve)), wanted.way
+    bits = None
+    if way in ("best_full", "halting"):
+        if any(part[way] is None for part in parts):
+            return None
+        value = float(np.mean([part[way][metric] for part in parts]))
+        if wanted.show == "step":
+            value = float(np.mean([part[way]["mean_step"] for part in parts]))
+    else:
+        step = {"budget": budget, "end": len(curve), "best_step": int(curve.argmax()) + 1}.get(str(way), way)
+        assert isinstance(step, int)
+        if step > len(curve):
+            return None
+        value = float(curve[step - 1]) if wanted.show == "value" else float(step)
+        name = {budget: "bits", len(curve): "bits_end"}.get(step, "") if budget < len(curve) else "bits"
+        if step in (budget, len(curve)) and all(metric in (part.get(name) or {}) for part in parts):
+            bits = tuple(unpack(part[name][metric], part["n"]) for part in parts)
+    if wanted.show == "update":
+        value = float(after[wanted.weights]["update"])
+    examples = tuple(f"{stored['data_hash']} {split}" for split in score.splits)
+    n = min(part["n"] for part in parts)
+    return Reading(value, n if wanted.show == "value" else None, len(parts), bits, examples)
+
+
+def _rows(stored: Stored, score: Score, metric: str, weights: str) -> list[tuple[Stored, float]]:
+    """Each evaluation while training, and its score. Without averaged weights, the plain ones stand under `ema`."""
+    return [
+        (row, float(np.mean([row[weights][split][metric] for split in score.splits])))
+        for row in stored["curve"]
+        if all(split in row.get(weights, {}) for split in score.splits)
+    ]
+
+
+def _n(stored: Stored, score: Score) -> int:
+    return min(int(stored["n"][split]) for split in score.splits)
+
+
+def _from_curve(stored: Stored, score: Score, metric: str, wanted: Quantity) -> Reading | None:
+    rows = _rows(stored, score, metric, wanted.weights)
+    if not rows:
+        return None
+    if wanted.checkpoint == "peak":
+        row, value = max(rows, key=lambda each: (each[1], -each[0]["update"]))
+    else:
+        chosen = (
+            stored["summary"]["chosen_on_val"]["update"] if wanted.checkpoint == "chosen" else rows[-1][0]["update"]
+        )
+        row, value = next(each for each in rows if each[0]["update"] == chosen)
+    if wanted.show == "update":
+        return Reading(float(row["update"]))
+    return Reading(value, _n(stored, score), len(score.splits))
+
+
+def along(row: Stored, axis: str) -> float:
+    """Where an evaluation while training stands: its update, or the seconds spent in updates until then."""
+    return float(row.get("update_seconds", row["seconds"]) if axis == "seconds" else row["update"])
+
+
+def _on_clock(stored: Stored, score: Score, metric: str, weights: str, clock: Clock) -> Reading | None:
+    """Between two evaluations the curve is taken as straight; before the first there is nothing."""
+    rows = _rows(stored, score, metric, weights)
+    x = [along(row, clock.axis) for row, _ in rows]
+    if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
+        return None
+    value = float(np.interp(clock.at, x, [value for _, value in rows]))
+    return Reading(value, _n(stored, score), len(score.splits))
+
+
+# All cells of a study -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study at one scale and what is stored of it."""
+
+    study: Study
+    scale: str
+    cells: Mapping[Place, Stored | None]
+    """What is stored; None: not finished."""
+    failed: Mapping[Place, str]
+    llms: Mapping[str, Mapping[str, Stored]]
+    """Language model -> data hash -> its llm.json."""
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(task for task, _, _ in self.cells))
+
+    @property
+    def done(self) -> int:
+        return sum(stored is not None for stored in self.cells.values())
+
+    def seeds(self, task: str, variant: str) -> list[int]:
+        return [s for t, v, s in self.cells if (t, v) == (task, variant)]
+
+    def stored(self, task: str, variant: str) -> dict[int, Stored]:
+        """The finished cells of a variant, by seed."""
+        found = {s: self.cells[task, variant, s] for s in self.seeds(task, variant)}
+        return {seed: stored for seed, stored in found.items() if stored is not None}
+
+    def task_of(self, wanted: Quantity) -> str:
+        return score_of(wanted.score).task if wanted.score else wanted.task or self.tasks[0]
+
+    def readings(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> dict[int, Reading]:
+        if variant not in self.study.variants:
+            raise unknown(f"variant of {self.study.name}", variant, self.study.variants)
+        every = {s: read(c, wanted, clock) for s, c in self.stored(self.task_of(wanted), variant).items()}
+        return {seed: reading for seed, reading in every.items() if reading is not None}
+
+    def estimate(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> Estimate | None:
+        found = list(self.readings(variant, wanted, clock).values())
+        if not found:
+            return None
+        return stats.estimate([r.value for r in found], _least(r.n for r in found), found[0].parts)
+
+    def clock(self, axis: Literal["seconds", "update"], variants: Iterable[str], wanted: Quantity) -> Clock | None:
+        """The smallest common total: what every finished training of these variants has reached."""
+        task = self.task_of(wanted)
+        totals = [along(c["curve"][-1], axis) for v in variants for c in self.stored(task, v).values()]
+        return Clock(axis, min(totals)) if totals else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A halting policy of one cell."""
+
+    steps: float
+    valid: float
+    n: int
+
+
+def policies_of(results: Results, task: str, variant: str) -> dict[str, list[Point]]:
+    """Policy -> what it came to, for each seed."""
+    out: dict[str, list[Point]] = {}
+    for cell in results.stored(task, variant).values() if task in results.tasks else ():
+        said = cell["after"]["policies"] or {"results": []}
+        for row in said["results"]:
+            out.setdefault(row["policy"], []).append(Point(row["mean_steps"], row["valid"]["value"], said["n"]))
+    return out
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    known = [n for n in counts if n is not None]
+    return min(known) if known else None
+
+
+def compare(a: Mapping[int, Reading], b: Mapping[int, Reading]) -> Estimate | None:
+    """a - b over the seeds that both have; example by example where the answers are stored."""
+    seeds = [seed for seed in a if seed in b]
+    if not seeds:
+        return None
+    ours, theirs = [a[s] for s in seeds], [b[s] for s in seeds]
+    n = _least(r.n for r in (*ours, *theirs))
+    half, paired = None, False
+    if n is not None:
+        arrays = _paired_arrays(ours, theirs)
+        paired = arrays is not None
+        if arrays is not None:
+            half = math.hypot(*(stats.paired_half(each) for each in arrays)) / len(arrays)
+        else:
+            means = [float(np.mean([r.value for r in side])) for side in (ours, theirs)]
+            counts = [(r.n or 1) * r.parts for r in (ours[0], theirs[0])]
+            half = stats.unpaired_half(means[0], counts[0], means[1], counts[1])
+    return stats.difference([r.value for r in ours], [r.value for r in theirs], half, n, paired)
+
+
+def _paired_arrays(a: Sequence[Reading], b: Sequence[Reading]) -> list[npt.NDArray[np.floating[Any]]] | None:
+    """For each split [seeds, examples] of a - b; None unless all of them answered the same examples."""
+    every = [*a, *b]
+    if any(r.bits is None or r.examples != every[0].examples for r in every):
+        return None
+    shapes = {tuple(len(bits) for bits in r.bits or ()) for r in every}
+    if len(shapes) != 1:
+        return None
+    sides = [[np.stack([(r.bits or ())[part] for r in side]) for part in range(a[0].parts)] for side in (a, b)]
+    return [x.astype(np.float64) - y for x, y in zip(*sides, strict=True)]
+
+
+# Language models ------------------------------------------------------------------------------------------------------
+
+
+def read_llms(folders: Sequence[Path]) -> dict[str, dict[str, Stored]]:
+    """Stored `ponder eval-llm` results: model -> data hash -> llm.json."""
+    found: dict[str, dict[str, Stored]] = {}
+    for path in sorted(p for folder in folders for p in folder.glob("*/llm.json")):
+        try:
+            said = json.loads(path.read_text())
+            found.setdefault(said["model"], {})[said["data_hash"]] = said
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{path} is damaged: delete it, or run `ponder eval-llm` again") from None
+    return found
+
+
+def llm_estimate(results: Results, model: str, wanted: Quantity) -> Estimate | None:
+    """A language model's score on the very data that this study's cells were judged on."""
+    if wanted.score is None:
+        return None
+    score = score_of(wanted.score)
+    metric = wanted.metric or score.metric
+    hashes = {c["data_hash"] for (task, _, _), c in results.cells.items() if task == score.task and c is not None}
+    said = next((results.llms[model][h] for h in sorted(hashes) if h in results.llms[model]), None)
+    parts = [said["splits"].get(split) for split in score.splits] if said else []
+    if not parts or any(part is None or not part["complete"] for part in parts):
+        return None
+    shares = [_llm_share(part, metric) for part in parts if part is not None]
+    if any(value is None for value, _ in shares):
+        return None
+    values, counts = [value for value, _ in shares if value is not None], [n for _, n in shares]
+    return stats.estimate([float(np.mean(values))], min(counts), len(values))
+
+
+def _llm_share(part: Stored, metric: str) -> tuple[float | None, int]:
+    if metric.startswith("pass@"):
+        passes = (part.get("passes") or {}).get("all_test_inputs", {})
+        return (passes[metric]["value"] if metric in passes else None), int(part.get("tasks", part["n"]))
+    return part[metric]["value"] if metric in ("exact", "valid") else None, int(part["n"])

@@ -1,0 +1,216 @@
+"""Run folders: opening one, training in it, and what it says when the training is over."""
+
+import json
+import shutil
+import signal
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from ponder import checkpoint, data
+from ponder.base import runtime
+from ponder.base.errors import UserError
+from ponder.config import resolve as configuration
+from ponder.config.resolve import Config
+from ponder.training.log import read_log, summary
+from ponder.training.loop import Limits, Outcome, Stop, train
+from ponder.training.trackers import Tracked, check_trackers, open_trackers
+from ponder.training.view import view_for
+
+CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
+
+
+def train_main(args: Namespace, overrides: list[str]) -> None:
+    """`ponder train`."""
+    if args.resume is not None:
+        if args.fresh:
+            raise UserError("--resume goes on with a run and --fresh deletes it: leave out one of them")
+        if args.preset or overrides or args.model:
+            raise UserError(
+                "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
+            )
+        folder, config = args.resume, read_config(args.resume)
+    elif args.preset is None:
+        raise UserError(f"which preset? one of {', '.join(configuration.preset_names())}")
+    else:
+        config = configuration.resolve(args.preset, args.model, configuration.parse_overrides(overrides))
+        folder = args.out or Path("runs") / "-".join(
+            [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
+        )
+    limits = Limits(args.max_seconds, args.max_updates)
+    here = runtime.start(args.device)
+    outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
+    if here.main and not args.quiet:
+        print(closing_words(folder, outcome))
+    here.close()
+
+
+def train_in(
+    config: Config,
+    folder: Path,
+    data_dir: Path,
+    here: runtime.Runtime,
+    limits: Limits,
+    quiet: bool = False,
+    fresh: bool = False,
+) -> Outcome:
+    """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
+    replaces what it holds). A start that is refused leaves no folder behind."""
+    made = here.main and (fresh or not (folder / CONFIG).is_file())
+    try:
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh)
+    except UserError:
+        if made and (folder / CONFIG).is_file() and not _began(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _train_in(
+    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool, fresh: bool
+) -> Outcome:
+    check_trackers(config)
+    if here.main and not fresh:
+        open_folder(folder, config)
+    if here.local_rank == 0:  # once on each node: they may share a disk or not
+        _built(config, data_dir, quiet or not here.main)
+    here.barrier()
+    dataset_path = data.folder_for(data_dir, config.data)
+    dataset = data.Dataset.open(dataset_path)
+    if here.main:
+        if fresh:
+            clear(folder)
+            open_folder(folder, config)
+        dataset.check_hashes()
+        about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
+        _same_data(folder, dataset)
+        (folder / ENVIRONMENT).write_text(json.dumps(about, indent=1))
+    view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
+    stop = Stop()
+    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        outcome = train(config, folder, dataset, here, view, limits, stop)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        view.close()
+    if outcome.finished and here.main:
+        finish(folder, config, dataset)
+    return outcome
+
+
+def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
+    from ponder.commands.show import Bar
+    from ponder.domains.contract import silent
+
+    bar = Bar()
+    try:
+        return data.build(config.data, data_dir, data.default_workers(), silent if quiet else bar)
+    finally:
+        bar.close()
+
+
+def clear(folder: Path) -> None:
+    """Delete a run. What is not a run folder is left alone."""
+    if folder.exists() and not (folder / CONFIG).is_file() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not a run folder, so --fresh leaves it alone: choose another --out")
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _began(folder: Path) -> bool:
+    """Whether anything was trained here."""
+    return bool(checkpoint.listed(folder / "checkpoints") or read_log(folder / "metrics.jsonl"))
+
+
+def _same_data(folder: Path, dataset: data.Dataset) -> None:
+    """A run goes on with the very data it began with."""
+    try:
+        before = json.loads((folder / ENVIRONMENT).read_text())["data_hash"]
+    except (OSError, ValueError, KeyError):
+        return
+    if before != dataset.hash and _began(folder):
+        raise UserError(
+            f"{folder} was trained on other data (hash {before[:12]}) than {dataset.path} holds now "
+            f"({dataset.hash[:12]}): give --data-dir, or --fresh to start over"
+        )
+
+
+def open_folder(folder: Path, config: Config) -> None:
+    """Make the run folder, or make sure that what is in it is this run."""
+    if (folder / CONFIG).is_file():
+        there = read_config(folder)
+        if there.key() != config.key():
+            changed = ", ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in differences(there, config).items())
+            raise UserError(
+                f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
+            )
+        return
+    part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
+    if folder.exists() and any(path != part for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(config.flat(), indent=1))
+        part.rename(folder / CONFIG)
+    except OSError as error:
+        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
+
+
+def read_config(folder: Path) -> Config:
+    try:
+        return configuration.from_flat(json.loads((folder / CONFIG).read_text()))
+    except FileNotFoundError:
+        raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
+    except json.JSONDecodeError:
+        raise UserError(f"{folder / CONFIG} is damaged") from None
+
+
+def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> the two values, for every value that differs (labels aside)."""
+    flat_a, flat_b = _dotted(a.flat()), _dotted(b.flat())
+    keys = [k for k in {**flat_a, **flat_b} if k not in ("preset", "about", "model.name")]
+    return {k: (flat_a.get(k), flat_b.get(k)) for k in keys if flat_a.get(k) != flat_b.get(k)}
+
+
+def _dotted(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            out |= _dotted(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
+    """result.json and curves.png, from the log alone."""
+    from ponder.training.curves import draw_curves
+
+    rows = read_log(folder / "metrics.jsonl")
+    result = {
+        "config": config.flat(),
+        "key": config.key(),
+        "data_hash": dataset.hash,
+        "environment": runtime.environment(),
+        **summary(rows, config.eval.select),
+    }
+    part = folder / f".{RESULT}.part"
+    part.write_text(json.dumps(result, indent=1))
+    part.rename(folder / RESULT)
+    draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
+
+
+def closing_words(folder: Path, outcome: Outcome) -> str:
+    if not outcome.finished:
+        return (
+            f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
+            f"Go on with: ponder train --resume {folder}"
+        )
+    result = json.loads((folder / RESULT).read_text())
+    lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
+    for split, score in result["last"]["ema"].items():
+        chosen = result["chosen_on_val"]["ema"][split]
+        lines.append(
+            f"  {split}: exact {score['exact']:.1%}, valid {score['valid']:.1%} (last); exact {chosen['exact']:.1%} "
+            f"(chosen on val); n {result['n'][split]}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,373 @@
+"""Studies: what a file may say, which cells it comes to, and what is kept of a cell."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from ponder.base import runtime
+from ponder.base.errors import UserError
+from ponder.config.resolve import resolve
+from ponder.model import cost
+from ponder.studies import cost as study_cost
+from ponder.studies import spec as study
+from ponder.studies.cell import one_training, run_cell, thinned, together
+from ponder.studies.spec import After, Cell, chosen, plan
+from ponder.studies.store import Store, measured, pack, unpack
+from ponder.training import curves
+from ponder.training.loop import Limits
+
+TASKS = {
+    "sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train.updates": 30}}, "paper": {"preset": "sudoku-paper"}}
+}
+
+
+def written(folder: Path, name: str = "depth", **changes: Any) -> study.Study:
+    """A small study put into `folder`, with some of its entries replaced, and read back."""
+    said: dict[str, Any] = {
+        "title": "Depth",
+        "asks": "Does the horizon matter?",
+        "paper": None,
+        "factor": ["model.h_horizon"],
+        "baseline": "two",
+        "variants": {"two": {}, "one": {"set": {"model.h_horizon": 1}}, "four": {"set": {"model.h_horizon": 4}}},
+        "scales": {"mini": {"tasks": ["sudoku"], "seeds": [5, 3]}, "paper": {"tasks": ["sudoku"], "seeds": [0]}},
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({**said, **changes}, sort_keys=False))
+    return study.load(name)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(study, "STUDIES", tmp_path)
+    (tmp_path / "_tasks.yaml").write_text(yaml.safe_dump(TASKS))
+    return tmp_path
+
+
+# What a file may say --------------------------------------------------------------------------------------------------
+
+
+def test_a_cell_is_its_preset_with_the_settings_of_task_variant_and_seed(folder: Path) -> None:
+    cells = written(folder).cells("mini")
+    assert [c.label for c in cells] == [f"depth/{v}/sudoku/s{s}" for s in (5, 3) for v in ("two", "one", "four")]
+    for cell in cells:
+        horizon = {"two": 2, "one": 1, "four": 4}[cell.variant]
+        by_hand = {"seed": cell.seed, "train": {"updates": 30}, "model": {"h_horizon": horizon}}
+        assert cell.config == resolve("sudoku-mini", None, by_hand)
+    assert len({c.key for c in cells}) == 6
+
+
+def test_studies_in_the_working_directory_are_found_and_may_not_take_a_shipped_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shipped, own = study.names(), tmp_path / "studies"
+    own.mkdir()
+    mine = written(own, "my-depth")
+    assert study.names() == sorted([*shipped, "my-depth"])
+    assert mine.cells("mini")[0].label == "my-depth/two/sudoku/s5"
+    assert study.find("my-depth/one/sudoku/s3", "mini").config.model.h_horizon == 1
+    (own / "halting.yaml").write_text("title: mine")
+    with pytest.raises(UserError, match=r"halting\.yaml has the name of a study that comes with ponder: rename it"):
+        study.names()
+
+
+def test_all_are_those_of_the_scale_and_threads_are_part_of_a_key(folder: Path) -> None:
+    both, mini = written(folder), written(folder, "mini-only", scales={"mini": {"tasks": ["sudoku"], "seeds": [0]}})
+    assert [s.name for s in study.load_all(["all"])] == ["depth", "mini-only"]
+    assert [s.name for s in study.load_all(["mini-only", "all"], "mini")] == ["mini-only", "depth"]
+    assert study.load_all(["all"], "paper") == [both] and not mini.has("paper")
+    more = {"mini": {"tasks": ["sudoku"], "seeds": [5, 3], "threads": 4}}
+    keys = [{cell.key for cell in s.cells("mini")} for s in (both, written(folder, scales=more))]
+    assert len(keys[0] | keys[1]) == 12
+
+
+def test_settings_may_be_dotted_or_nested_and_later_ones_win(folder: Path) -> None:
+    tasks = {"sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train": {"updates": 30, "lr": 0.5}}}}}
+    (folder / "_tasks.yaml").write_text(yaml.safe_dump(tasks))
+    changed = {"tasks": [{"task": "sudoku", "set": {"train.lr": 0.25}}], "seeds": [0]}
+    for cell in written(folder, scales={"mini": changed}).cells("mini"):
+        assert (cell.config.train.updates, cell.config.train.lr) == (30, 0.25)
+
+
+def test_a_variant_that_changes_more_than_its_factor_is_refused_by_name(folder: Path) -> None:
+    one = {"set": {"model.h_horizon": 1, "train.lr": 0.5}}
+    bad = written(folder, variants={"two": {}, "one": one})
+    for scale in study.SCALES:
+        with pytest.raises(UserError, match=r"'one'.*train\.lr .*-> 0\.5.*not its factor"):
+            bad.cells(scale)
+    allowed = written(folder, variants={"two": {}, "one": one}, factor=["model.h_horizon", "train.lr"])
+    assert len(allowed.cells("mini")) == 4
+    # A section covers its keys, and only its own: `train.l` is no section.
+    assert written(folder, variants={"two": {}, "one": one}, factor=["model", "train"]).cells("mini")
+    with pytest.raises(UserError, match=r"train\.lr"):
+        written(folder, variants={"two": {}, "one": one}, factor=["model", "train.l"]).cells("mini")
+
+
+def test_another_model_is_a_change_like_any_other(folder: Path) -> None:
+    variants = {"two": {}, "hrm": {"model": "hrm"}}
+    with pytest.raises(UserError, match="'hrm'"):
+        written(folder, variants=variants).cells("mini")
+    cells = written(folder, variants=variants, factor=["model", "train"]).cells("mini")
+    assert cells[1].config == resolve("sudoku-mini", "hrm", {"seed": 5, "train": {"updates": 30}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"variants": {"two": {}, "same": {"set": {"model.h_horizon": 2}}}}, "'two' and 'same' are the same"),
+        ({"variants": {"two": {}, "wrong": {"set": {"model.h_horizn": 1}}}}, r"'wrong'.*did you mean 'h_horizon'"),
+        ({"variants": {"two": {}, "deep": {"set": {"model.h_horizon": 9}}}}, r"'deep'.*exceeds the cycles"),
+        ({"variants": {"two": {"from": "one"}, "one": {"from": "two"}}}, "circle"),
+        ({"variants": {"two": {"from": "three"}}}, "not a variant"),
+        ({"scales": {"mini": {"tasks": ["sudoko"], "seeds": [0]}}}, "did you mean 'sudoku'"),
+        ({"baseline": "tow"}, "did you mean 'two'"),
+        ({"factors": ["model"]}, "did you mean 'factor'"),
+        ({"after": {"step": 3}}, "did you mean 'steps'"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(folder: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        written(folder, **changes).cells("mini")
+    assert "\n" not in str(error.value)
+
+
+def test_from_adds_up_and_at_holds_at_one_scale(folder: Path) -> None:
+    cells = written(
+        folder,
+        factor=["model.gate", "train.clip", "model.dropout"],
+        baseline="base",
+        variants={
+            "base": {"set": {"model.gate": False, "train.clip": None}},
+            "gate": {"from": "base", "set": {"model.gate": True}},
+            "clip": {"from": "gate", "set": {"train.clip": 1.0}},
+            "dropout": {"from": "clip", "at": {"mini": {"model.dropout": 0.2}, "paper": {"model.dropout": 0.3}}},
+        },
+    )
+    for scale, dropout in (("mini", 0.2), ("paper", 0.3)):
+        by = {c.variant: c.config for c in cells.cells(scale)}
+        assert [(by[v].model.gate, by[v].train.clip) for v in by] == [
+            (False, None),
+            (True, None),
+            (True, 1.0),
+            (True, 1.0),
+        ]
+        assert by["dropout"].model.dropout == dropout != by["clip"].model.dropout
+
+
+# What to run ----------------------------------------------------------------------------------------------------------
+
+
+def test_trainings_that_studies_share_are_one_job_and_first_seeds_come_first(folder: Path) -> None:
+    a = written(folder, "a", after={"steps": 8})
+    b = written(folder, "b", after={"weights": ["online"], "policies": True}, variants={"two": {}})
+    jobs = plan([*a.cells("mini"), *b.cells("mini")])
+    assert [job.labels for job in jobs] == [
+        labels
+        for s in (5, 3)
+        for labels in (
+            [f"a/two/sudoku/s{s}", f"b/two/sudoku/s{s}"],
+            [f"a/one/sudoku/s{s}"],
+            [f"a/four/sudoku/s{s}"],
+        )
+    ]
+    both = one_training(jobs[0].cells)
+    assert both.after == After(steps=8, weights=("ema", "online"), policies=True)
+    with pytest.raises(UserError, match="not the same training"):
+        one_training([jobs[0].cells[0], jobs[1].cells[0]])
+
+
+def test_only_keeps_what_fits(folder: Path) -> None:
+    cells = written(folder).cells("mini")
+    assert {c.label for c in chosen(cells, ["one", "t*/*/s3"])} == {
+        "depth/one/sudoku/s5",
+        "depth/one/sudoku/s3",
+        "depth/two/sudoku/s3",
+    }
+    assert {c.seed for c in chosen(cells, ["s5"])} == {5}
+    with pytest.raises(UserError, match="fits no cell"):
+        chosen(cells, ["s7"])
+
+
+# What is kept ---------------------------------------------------------------------------------------------------------
+
+
+def test_bits_survive_and_windows_keep_means_maxima_and_ends() -> None:
+    bits = np.random.default_rng(0).random(1003) < 0.3
+    assert (unpack(pack(bits), 1003) == bits).all() and len(pack(bits)) == 2 * 126
+    rows = [
+        {"kind": "train", "update": 10 * i, "seconds": i, "grad_norm": float(i), "grad_norm_max": float(-i), "lr": 1.0}
+        | {"peak_fraction": 0.5}
+        for i in range(1, 121)
+    ]
+    thin = thinned(rows)
+    assert set(thin) == {"update", "seconds", "grad_norm", "grad_norm_max", "lr"}
+    assert thin["update"] == [20.0 * i for i in range(1, 61)]
+    assert thin["grad_norm"] == [2 * i - 0.5 for i in range(1, 61)]
+    assert thin["grad_norm_max"] == [-(2 * i - 1) for i in range(1, 61)]
+    assert thinned(rows[:7])["grad_norm"] == [float(i) for i in range(1, 8)]
+
+
+def test_a_result_is_whole_only_if_all_that_is_asked_for_was_measured() -> None:
+    said: dict[str, Any] = {"config": {"train": {"ema": 0.9}}}
+    said["after"] = {"steps": 8, "budget": 4, "ema": {}, "policies": None}
+    assert measured(said, After()) and measured(said, After(steps=8))
+    assert not measured(said, After(steps=9))
+    assert not measured(said, After(weights=("online",)))
+    assert not measured(said, After(policies=True))
+    said["config"]["train"]["ema"] = None  # then there is nothing but the online weights
+    assert measured(said, After(weights=("ema", "online")))
+    assert together([After(), After(steps=3)], budget=4).steps == 4
+
+
+def test_results_are_written_whole_and_a_damaged_one_is_named(tmp_path: Path, folder: Path) -> None:
+    cell = written(folder).cells("mini")[0]
+    store = Store(tmp_path / "results", tmp_path / "runs")
+    assert store.read(cell) is None and store.state(cell) == "left"
+    store.fail(cell.key, "it burnt")
+    assert store.failed(cell) == "it burnt" and store.state(cell) == "failed"
+    said = {"config": {"train": {"ema": None}}, "after": {"steps": 4, "budget": 4, "ema": {}, "policies": None}}
+    store.write(cell.key, said)
+    assert store.read(cell) == said and store.state(cell) == "done" and store.failed(cell) is None
+    assert [p.name for p in store.root.iterdir()] == [f"{cell.key}.json"]
+    for damaged in ("{", "{}", "[]"):
+        store.path(cell.key).write_text(damaged)
+        with pytest.raises(UserError, match=f"{cell.key}.json is damaged"):
+            store.read(cell)
+
+
+# The studies of this project ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_every_variant_is_valid_at_every_scale(name: str) -> None:
+    each = study.load(name)
+    for scale in study.SCALES:
+        cells = each.cells(scale)
+        assert {c.variant for c in cells} == set(each.variants)
+        assert {c.config.scale for c in cells} == {"paper" if scale == "paper" else "mini"}
+    last = cells[-1]
+    assert study.find(last.label, "paper") == last
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Without what takes seconds and is tested elsewhere: counting FLOPs and drawing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cost, "flops", lambda *_: cost.Work(1, 1, 1))
+        patch.setattr(curves, "draw_curves", lambda *_: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def smoked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("smoke")
+
+
+def run_smoke(cells: list[Cell], smoked: Path) -> None:
+    store, here = Store(smoked / "results", smoked / "runs"), runtime.start("cpu")
+    for job in plan(cells):
+        cell = one_training(job.cells)
+        assert run_cell(cell, store, smoked / "data", here, Limits())
+        said = store.read(cell)
+        assert said is not None and store.path(cell.key).stat().st_size < 60_000
+        check_stored(said, cell)
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_the_smoke_form_runs(name: str, quick: None, smoked: Path) -> None:
+    """The baseline and the last variant on the first task."""
+    each = study.load(name)
+    cells = each.cells("smoke")
+    run_smoke([c for c in cells if c.task == cells[0].task and c.variant in (each.baseline, cells[-1].variant)], smoked)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study.names())
+def test_all_of_the_smoke_form_runs(name: str, quick: None, smoked: Path) -> None:
+    run_smoke(study.load(name).cells("smoke"), smoked)
+
+
+def check_stored(said: dict[str, Any], cell: Cell) -> None:
+    """Whatever is said twice agrees."""
+    budget, steps = cell.config.model.max_steps, 1 if cell.config.model.states == 0 else said["after"]["steps"]
+    last = said["curve"][-1]
+    assert said["updates"] == last["update"] == 4 and len(said["curve"]) == 1
+    assert ("online" in last) == (cell.config.train.ema is not None)
+    for weights in cell.after.weights:
+        if weights not in said["after"]:
+            assert weights == "online" and cell.config.train.ema is None
+            continue
+        for split in said["after"][weights]["splits"].values():
+            for measure in ("exact", "valid", "token", "confidence"):
+                assert len(split[measure]) == steps
+            for measure in ("exact", "valid"):
+                for bits, at in (("bits", min(budget, steps) - 1), ("bits_end", -1)):
+                    if "arc" in split and split[bits] is None:  # too many votes to keep each
+                        continue
+                    mean = unpack(split[bits][measure], split["n"]).mean()
+                    assert mean == pytest.approx(split[measure][at], abs=1e-6)
+            assert (split["halting"] is None) == (cell.config.model.halting == "none")
+    assert said["after"]["policies"] is not None or not cell.after.policies
+
+
+def test_what_another_study_asks_later_is_added_without_training_again(quick: None, smoked: Path) -> None:
+    store, here = Store(smoked / "results", smoked / "runs"), runtime.start("cpu")
+    cell = next(c for c in study.load("stabilization").cells("smoke") if c.task == "sudoku")
+    run_cell(cell, store, smoked / "data", here, Limits())
+    before = store.stored(cell.key)
+    assert before is not None
+    log = store.folder(cell.key) / "metrics.jsonl"
+    rows = log.read_text()
+    more = replace(cell, after=After(steps=before["after"]["steps"] + 3, weights=("online", "chosen"), policies=True))
+    assert store.read(more) is None
+    assert run_cell(more, store, smoked / "data", here, Limits())
+    after = store.read(more)
+    assert after is not None and store.read(cell) == after and log.read_text() == rows
+    for key in ("curve", "train", "summary", "config"):
+        assert after[key] == before[key]
+    for split, now in after["after"]["ema"]["splits"].items():
+        then = before["after"]["ema"]["splits"][split]
+        assert now["exact"][: len(then["exact"])] == then["exact"] and now["bits"] == then["bits"]
+    assert {r["policy"] for r in after["after"]["policies"]["results"]} >= {"full", "stable 1"}
+
+
+# Cost -----------------------------------------------------------------------------------------------------------------
+
+
+def test_gpu_hours_follow_from_flops_and_shared_trainings_are_paid_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost, "flops", lambda *_: cost.Work(parameters=1, inference=10, training=1000))
+    a, b = written(folder, "a"), written(folder, "b", variants={"two": {}})
+    cell = a.cells("paper")[0]
+    updates = -(-2000 * 3_829_994 // 4096)
+    evaluations = -(-updates // 46750) * 2 * 2 * 1000  # two sets of weights, val and test, 1000 examples
+    assert study_cost.flops(cell.config) == updates * 4096 * 1000 + evaluations * 16 * 10
+    assert study_cost.bill([*a.cells("paper"), *b.cells("paper")]) == study_cost.bill(a.cells("paper"))
+    said = study_cost.table([a, b], "A100", 0.5)
+    hours = 3 * study_cost.flops(cell.config) / (312e12 * 0.5 * 3600)
+    assert f"| a | 3 | {3 * study_cost.flops(cell.config) / 1e18:,.1f} | {hours:,.0f} |" in said
+    assert "| together | 3 |" in said
+    page = folder / "page.md"
+    page.write_text(f"before\n{study_cost.BEGIN}\nold\n{study_cost.END}\nafter\n")
+    for _ in range(2):  # the second time changes nothing
+        study_cost.print_costs([a, b], "A100", 0.5, page)
+        assert page.read_text() == f"before\n{study_cost.BEGIN}\n\n{said}\n\n{study_cost.END}\nafter\n"
+    page.write_text("no place")
+    with pytest.raises(UserError, match="lacks the lines"):
+        study_cost.print_costs([a], "A100", 0.5, page)
+    assert page.read_text() == "no place"
+    for gpu, share, words in (("H200", 0.5, "allowed"), ("H100", 0.0, "more than 0")):
+        with pytest.raises(UserError, match=words):
+            study_cost.table([a], gpu, share)
+
+
+def test_a_stored_cell_is_plain_json(quick: None, smoked: Path) -> None:
+    for path in (smoked / "results").glob("*.json"):
+        assert json.loads(path.read_text())["key"] == path.stem
