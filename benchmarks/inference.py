@@ -29,7 +29,7 @@ from ponder.domains.contract import Tokens
 from ponder.evaluation.compare import Subject, subject
 from ponder.evaluation.records import Judge, forced_steps
 from ponder.inference.engine import SLOTS, Checker, Engine, Halt, Policy
-from ponder.inference.solver import open_weights, zoo_names
+from ponder.inference.weights import open_weights, zoo_names
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_inference.json"
 DEFAULT = ("sudoku-4x4", "sudoku-6x6")

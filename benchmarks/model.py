@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ponder.base import runtime
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model import losses
 from ponder.model.layers import Attention, Rotary, compile_blocks, inner_width
 from ponder.model.reasoner import Carry, Reasoner

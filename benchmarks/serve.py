@@ -27,7 +27,8 @@ import psutil
 
 from ponder.base import runtime
 from ponder.base.errors import UserError
-from ponder.inference.solver import Solver, open_weights
+from ponder.inference.solver import Solver
+from ponder.inference.weights import open_weights
 from ponder.serve.service import SLOTS
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_serve.json"

@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ponder.inference.solver import Answer, Solver
+    from ponder.inference.answers import Answer
+    from ponder.inference.solver import Solver
 
 __version__ = "0.1.0"
 __all__ = ["Answer", "Solver", "__version__"]

@@ -49,17 +49,18 @@ def data(args: Sequence[str]) -> None:
     parser.add_argument("--svg", type=Path, help="also write the picture")
     known, rest = parser.parse_known_args(args)
     from ponder.commands import show
+    from ponder.data import open_named
 
     if known.action == "verify":
         show.verify_dataset(Path(known.what))
         return
     if known.subsample is not None:
         rest = [*rest, "--data.subsample", str(known.subsample)]
-    path = show.build_dataset(known.what, rest, known.data_dir, known.workers)
+    dataset = open_named(known.what, rest, known.data_dir, known.workers)
     if known.action == "build":
-        show.print_dataset(path)
+        show.print_dataset(dataset)
     else:
-        show.show_example(path, known.split, known.index, known.svg)
+        show.show_example(dataset, known.split, known.index, known.svg)
 
 
 def train(args: Sequence[str]) -> None:

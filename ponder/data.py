@@ -9,7 +9,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ponder.base.console import Bar
 from ponder.base.errors import UserError, unknown
-from ponder.config.resolve import DataConfig
+from ponder.config.resolve import DataConfig, parse_overrides, resolve
 from ponder.domains.contract import Arrays, Domain, Progress, Source, silent
 
 VERSION = 1
@@ -174,6 +175,15 @@ class Dataset:
                 )
         progress("hashing", len(entries), len(entries))
         return len(entries)
+
+
+def open_named(name: str, overrides: Sequence[str], root: Path, workers: int | None = None) -> "Dataset":
+    """A preset's dataset, built if need be before the reader's eyes; or the folder of one that exists."""
+    if (Path(name) / MANIFEST).is_file():
+        return Dataset.open(Path(name))
+    config = resolve(name, None, parse_overrides(overrides))
+    with Bar() as bar:
+        return Dataset.open(build(config.data, root, workers or default_workers(), bar))
 
 
 @dataclass(frozen=True)

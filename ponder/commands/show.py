@@ -1,44 +1,19 @@
 """What the commands about presets and data print."""
 
-import time
 from pathlib import Path
 
 import numpy as np
 import yaml
 from rich.console import Console
-from rich.progress import Progress as RichProgress
-from rich.progress import TaskID
 from rich.table import Table
 
+from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
-from ponder.data import Dataset, build, default_workers, verify
-from ponder.domains import DOMAINS
+from ponder.data import Dataset, verify
+from ponder.domains.registry import DOMAINS
 
 console = Console(highlight=False)
-
-
-class Bar:
-    """A domain's progress as a bar, shown once somebody has waited two seconds."""
-
-    def __init__(self) -> None:
-        self.began = time.monotonic()
-        self.bars: RichProgress | None = None
-        self.tasks: dict[str, TaskID] = {}
-
-    def __call__(self, what: str, done: int, total: int) -> None:
-        if self.bars is None:
-            if time.monotonic() - self.began < 2:
-                return
-            self.bars = RichProgress(console=Console(stderr=True), transient=True)
-            self.bars.start()
-        if what not in self.tasks:
-            self.tasks[what] = self.bars.add_task(what, total=total)
-        self.bars.update(self.tasks[what], completed=done, total=total)
-
-    def close(self) -> None:
-        if self.bars is not None:
-            self.bars.stop()
 
 
 def print_domains() -> None:
@@ -68,20 +43,8 @@ def print_preset(name: str, model: str | None, overrides: list[str]) -> None:
     print(yaml.safe_dump(config.flat(), sort_keys=False, default_flow_style=None, width=110), end="")
 
 
-def build_dataset(preset: str, overrides: list[str], root: Path, workers: int | None) -> Path:
-    """PRESET, or the folder of a dataset that exists."""
-    if (Path(preset) / "manifest.json").is_file():
-        return Path(preset)
-    config = configuration.resolve(preset, None, configuration.parse_overrides(overrides))
-    bar = Bar()
-    try:
-        return build(config.data, root, workers or default_workers(), bar)
-    finally:
-        bar.close()
-
-
-def print_dataset(path: Path) -> None:
-    dataset = Dataset.open(path)
+def print_dataset(dataset: Dataset) -> None:
+    path = dataset.path
     domain = dataset.domain
     size = sum(f.stat().st_size for f in path.iterdir())
     console.print(
@@ -99,15 +62,14 @@ def print_dataset(path: Path) -> None:
     console.print(table)
 
 
-def show_example(path: Path, split: str, index: int, svg: Path | None) -> None:
-    dataset = Dataset.open(path)
+def show_example(dataset: Dataset, split: str, index: int, svg: Path | None) -> None:
     source = dataset.source(split)
     if not 0 <= index < len(source):
         raise UserError(f"--index {index} is outside {split}: it has examples 0 to {len(source) - 1}")
     batch = source.fetch(np.array([index]), np.array([0]))
     inputs, labels = batch.inputs[0], batch.labels[0]
     domain = dataset.domain
-    console.print(f"[dim]{path.name}, {split} {index}[/]")
+    console.print(f"[dim]{dataset.path.name}, {split} {index}[/]")
     console.print(domain.render(inputs))
     console.print("[dim]answer[/]")
     console.print(domain.render(inputs, labels))
@@ -118,10 +80,7 @@ def show_example(path: Path, split: str, index: int, svg: Path | None) -> None:
 
 
 def verify_dataset(path: Path) -> None:
-    bar = Bar()
-    try:
+    with Bar() as bar:
         result = verify(path, progress=bar)
-    finally:
-        bar.close()
     checked = ", ".join(f"{split} {n}" for split, n in result.checked.items())
     console.print(f"{path}: {result.files} files match their hashes; labels accepted by the checker: {checked}")

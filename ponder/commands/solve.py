@@ -18,10 +18,11 @@ from rich.live import Live
 from rich.text import Text
 
 from ponder.base.errors import UserError
-from ponder.domains import DOMAINS
 from ponder.domains.contract import Json, Tokens
+from ponder.domains.registry import DOMAINS
 from ponder.inference.answers import Answer, Thought, said_confidence
-from ponder.inference.solver import Shelf, Solver, Unsolvable, zoo_names
+from ponder.inference.solver import Shelf, Solver, Unsolvable
+from ponder.inference.weights import zoo_names
 
 CHUNK = 1024
 """Puzzles of a long file that share the machine; the answers of one chunk are out before the next is read."""

@@ -142,7 +142,7 @@ def _say_plan(jobs: Sequence[Job], store: Store) -> None:
 def _run_here(jobs: Sequence[Job], studies: Sequence[Study], args: argparse.Namespace) -> None:
     from torch.cuda import device_count
 
-    from ponder.commands.show import Bar
+    from ponder.base.console import Bar
     from ponder.studies.board import view_for
     from ponder.studies.run import Runner, build_data
     from ponder.training.loop import Limits
@@ -160,11 +160,8 @@ def _run_here(jobs: Sequence[Job], studies: Sequence[Study], args: argparse.Name
         gpus=gpus,
         max_seconds=args.max_seconds,
     )
-    bar = Bar()
-    try:
+    with Bar() as bar:
         hopeless = build_data([job for job in jobs if not runner.done(job)], args.data_dir, bar)
-    finally:
-        bar.close()
     tally = runner.run(jobs, view_for(), hopeless)
     if tally.stopped:
         print(f"stopped with {len(tally.stopped)} trainings to go, saved: the same command goes on")

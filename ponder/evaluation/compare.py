@@ -14,6 +14,7 @@ from rich.table import Table
 
 from ponder import data
 from ponder.base import runtime
+from ponder.base.console import interval
 from ponder.base.errors import UserError
 from ponder.base.stats import paired, share
 from ponder.data import Dataset
@@ -21,9 +22,8 @@ from ponder.domains.contract import Batch, Bools, Domain, Ints
 from ponder.evaluation.arc import arranged_table
 from ponder.evaluation.records import Judge, chosen_examples
 from ponder.evaluation.run import choose_data, default_folder
-from ponder.evaluation.show import interval
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Stable
-from ponder.inference.solver import Opened, open_weights
+from ponder.inference.weights import Opened, open_weights
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 
@@ -261,13 +261,10 @@ def read_subject(args: argparse.Namespace) -> Subject:
     data_config, defaults = choose_data(opened, args.domain)
     if args.limit is not None and args.limit < 1:
         raise UserError(f"--limit {args.limit} is too small: give at least 1")
-    from ponder.commands.show import Bar
+    from ponder.base.console import Bar
 
-    bar = Bar()
-    try:
+    with Bar() as bar:
         path = data.build(data_config, args.data_dir, data.default_workers(), bar)
-    finally:
-        bar.close()
     precision = runtime.precision_for(defaults.train.precision, here.device)
     what = subject(opened, Dataset.open(path), args.split, args.limit, precision)
     if opened.config is None and what.domain.task_ids > 1:  # a published table has rows in an order of its own

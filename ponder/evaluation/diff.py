@@ -16,9 +16,9 @@ from ponder import checkpoint
 from ponder.base.errors import UserError
 from ponder.base.stats import Z95, paired
 from ponder.config import resolve as configuration
+from ponder.config.resolve import differences
 from ponder.evaluation.records import Records, answered, load_records, mean_share
 from ponder.evaluation.run import RESULT
-from ponder.training.runs import differences
 
 SHOWN = (("exact", "final"), ("valid", "final"), ("token", "final"), ("exact", "best_full"))
 

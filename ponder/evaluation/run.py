@@ -20,9 +20,9 @@ from rich.console import Console
 
 from ponder import __version__, checkpoint, data
 from ponder.base import runtime
+from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
-from ponder.commands.show import Bar
 from ponder.config import resolve as configuration
 from ponder.config.resolve import DataConfig
 from ponder.data import Dataset
@@ -31,7 +31,7 @@ from ponder.domains.contract import Domain, Progress, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.arc import arranged_table, run_votes, score_arc, with_identifiers
 from ponder.evaluation.show import draw, print_result
-from ponder.inference.solver import ZOO, Opened, open_weights
+from ponder.inference.weights import ZOO, Opened, open_weights
 from ponder.model import cost
 
 RESULT, FIGURE, RECORDS = "eval.json", "eval.png", "records"
@@ -92,11 +92,8 @@ def main(args: Sequence[str]) -> None:
         command=shlex.join(["ponder", "eval", *args]),
     )
     here = runtime.start(known.device)
-    bar = Bar()
-    try:
+    with Bar() as bar:
         out = run(asked, here, bar if here.main else silent)
-    finally:
-        bar.close()
     if here.main:
         print_result(json.loads((out / RESULT).read_text()), Console(highlight=False))
         print(f"\nwrote {out / RESULT}, {FIGURE} and {RECORDS}/")

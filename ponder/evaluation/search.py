@@ -17,12 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from ponder.base import rng
+from ponder.base.console import interval
 from ponder.base.errors import UserError
 from ponder.base.stats import share
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
 from ponder.evaluation.compare import Subject, add_subject, read_subject, unverifiable, write_result
 from ponder.evaluation.records import Judge
-from ponder.evaluation.show import interval
 from ponder.inference.engine import SLOTS, Checker, Engine, Floats, Full, Seen
 from ponder.model.reasoner import Reasoner
 

@@ -7,15 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ponder.base.console import interval, percent
 from ponder.evaluation.arc import READINGS
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.1f}"
-
-
-def interval(share: Mapping[str, float]) -> str:
-    return f"{percent(share['value'])} [dim]{percent(share['low'])}-{percent(share['high'])}[/]"
 
 
 def print_result(result: Mapping[str, Any], console: Console) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ponder.base.errors import UserError, needs_extra
-from ponder.inference.solver import Opened, open_weights
+from ponder.inference.weights import Opened, open_weights
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 

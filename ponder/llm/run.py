@@ -18,17 +18,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from ponder import __version__
+from ponder.base.console import Bar
 from ponder.base.errors import UserError
-from ponder.commands.show import Bar, build_dataset, console
-from ponder.data import Dataset
+from ponder.data import Dataset, open_named
 from ponder.domains.arc.domain import Arc
 from ponder.llm.client import Endpoint, Reply, Unanswered, ask_all, chat_url, load_httpx
 from ponder.llm.prompt import Job, Question, jobs_of, questions
 from ponder.llm.score import Answered, judge, score_split, tokens_and_cost
+
+console = Console(highlight=False)
 
 TRANSCRIPT, RESULT = "transcript.jsonl", "llm.json"
 VERSION = 1
@@ -93,7 +96,7 @@ def main(args: Sequence[str]) -> None:
         load_httpx()
         endpoint = Endpoint(known.endpoint, _key(known.api_key_env), known.timeout, known.retries)
         parameters = _parameters(known)
-    dataset = Dataset.open(build_dataset(known.domain, overrides, known.data_dir, None))
+    dataset = open_named(known.domain, overrides, known.data_dir)
     roles = {split: dataset.domain.splits[split].role for split in dataset.counts}
     splits = known.split or [split for split, role in roles.items() if role in ("test", "ood")]
     asked = {split: questions(dataset, split, known.limit or None) for split in splits}
@@ -228,8 +231,8 @@ def evaluate(
     _same_folder(out, about)
     answered: dict[str, Answered] = {}
     errors: list[str] = []
-    bar, stopped = Bar(), ""
-    with closing(Transcript(out / TRANSCRIPT)) as transcript, closing(bar):
+    stopped = ""
+    with closing(Transcript(out / TRANSCRIPT)) as transcript, Bar() as bar:
         for job in everything:
             if (row := transcript.rows.get(job.key)) is not None:
                 answered[job.key] = Answered(job, row, judge(job.question, row["answer"]))

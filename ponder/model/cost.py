@@ -21,7 +21,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
 from ponder.base.errors import UserError, unknown
-from ponder.config.resolve import Config, ModelConfig, model_names, model_preset, preset_names, resolve
+from ponder.config.resolve import Config, model_names, model_preset, preset_names, resolve
+from ponder.config.schema import ModelConfig
 from ponder.model import losses
 from ponder.model.reasoner import Carry, Reasoner
 

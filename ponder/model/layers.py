@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.base import rng
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 
 EPS = 1e-5
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ponder.base.errors import UserError, unknown
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model.reasoner import Reasoner
 
 # What every published model lacks of ours.

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.base import rng
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, recur
 

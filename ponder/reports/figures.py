@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import spread
-from ponder.config.resolve import Frozen
+from ponder.config.schema import Frozen
 from ponder.reports.tables import Entry
 from ponder.reports.values import Results, along, policies_of, score_of
 from ponder.studies.store import write_aside

@@ -15,7 +15,7 @@ from pydantic import Field
 from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
-from ponder.config.resolve import Frozen, parse
+from ponder.config.schema import Frozen, parse
 from ponder.reports.values import Place, Quantity, Results, compare, score_of
 from ponder.studies.spec import Study
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from ponder.base.errors import UserError
 from ponder.base.stats import Estimate
-from ponder.config.resolve import Frozen
+from ponder.config.schema import Frozen
 from ponder.reports.findings import Finding, pairs_of
 from ponder.reports.values import Clock, Quantity, Results, compare, llm_estimate, score_of, scores
 from ponder.studies.spec import Study

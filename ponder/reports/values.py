@@ -14,7 +14,8 @@ import numpy.typing as npt
 from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
-from ponder.config.resolve import Frozen, read_yaml
+from ponder.config.resolve import read_yaml
+from ponder.config.schema import Frozen
 from ponder.studies.spec import STUDIES, Study
 from ponder.studies.store import unpack
 

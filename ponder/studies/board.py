@@ -11,10 +11,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ponder.config.resolve import differences
 from ponder.studies.spec import Cell, Job, Study
 from ponder.studies.store import STATES, State, Store
 from ponder.training.log import read_log
-from ponder.training.runs import differences
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "red", "left": "dim"}
 REDRAW = 1.0

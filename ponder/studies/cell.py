@@ -23,7 +23,7 @@ from ponder.evaluation import records as evaluate
 from ponder.evaluation.arc import run_votes, score_arc
 from ponder.evaluation.records import MEASURES, Records
 from ponder.evaluation.run import Asked, Plan, make_plan
-from ponder.inference.solver import open_weights
+from ponder.inference.weights import open_weights
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 from ponder.studies.spec import EXAMPLES, After, Cell

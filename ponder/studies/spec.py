@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ponder.base.errors import UserError, unknown
-from ponder.config.resolve import Config, Frozen, merge, parse, read_yaml, resolve
-from ponder.training.runs import differences
+from ponder.config.resolve import Config, differences, merge, read_yaml, resolve
+from ponder.config.schema import Frozen, parse
 
 STUDIES = Path(__file__).parent
 OWN = Path("studies")

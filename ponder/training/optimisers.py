@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ponder.base.runtime import Runtime
-from ponder.config.resolve import TrainConfig
+from ponder.config.schema import TrainConfig
 from ponder.model.reasoner import Reasoner
 
 

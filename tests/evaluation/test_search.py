@@ -17,7 +17,7 @@ from ponder.domains.contract import Batch, Ints, Tokens
 from ponder.evaluation.compare import Subject
 from ponder.evaluation.search import Found, Plan, breadths, report, restart_keys, search
 from ponder.inference.engine import Engine, Full
-from ponder.inference.solver import Opened
+from ponder.inference.weights import Opened
 from ponder.model.reasoner import Reasoner
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in

@@ -20,7 +20,8 @@ from ponder.domains.contract import Bools, Domain, Ints, Tokens
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.compare import all_policies, compare_policies, subject
 from ponder.inference.engine import Checker, Engine, Full, Halt, Policy, Results, Seen, Stable
-from ponder.inference.solver import Opened, Solver
+from ponder.inference.solver import Solver
+from ponder.inference.weights import Opened
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 from ponder.training.loop import Limits

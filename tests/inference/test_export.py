@@ -13,7 +13,8 @@ import torch
 
 from ponder.cli import main
 from ponder.inference.export import export
-from ponder.inference.solver import Solver, open_weights
+from ponder.inference.solver import Solver
+from ponder.inference.weights import open_weights
 from tests.support import ROOT
 from tests.support.folders import random_config, random_folder
 

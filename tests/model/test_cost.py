@@ -7,7 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from ponder.base.errors import UserError
-from ponder.config.resolve import ModelConfig, model_preset, resolve
+from ponder.config.resolve import model_preset, resolve
+from ponder.config.schema import ModelConfig
 from ponder.model import cost as cost_module
 from ponder.model.cost import Cost, applications, cost, main
 from ponder.model.layers import inner_width

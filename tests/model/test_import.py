@@ -12,7 +12,7 @@ import yaml
 from ponder import checkpoint
 from ponder.base.errors import UserError
 from ponder.commands.import_ import import_main
-from ponder.inference.solver import open_weights
+from ponder.inference.weights import open_weights
 from ponder.model.published import trajectory
 from tests.support import golden
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model import reasoner
 from ponder.model.published import load_official, trajectory
 from ponder.model.reasoner import Carry, Reasoner

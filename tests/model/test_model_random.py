@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ponder.base import rng
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model import reasoner
 from ponder.model.reasoner import Carry, Reasoner, _perturbed
 from ponder.model.recurrence import Parts, Recurred, States, recur

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import ponder
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model import losses
 from ponder.model.layers import SHORT, Layer, compile_blocks
 from ponder.model.reasoner import Carry, Reasoner

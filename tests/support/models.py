@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ponder.config.resolve import ModelConfig, model_preset
+from ponder.config.resolve import model_preset
+from ponder.config.schema import ModelConfig
 from ponder.model.reasoner import Carry, Reasoner, Step
 
 VOCAB, TOKENS, TASKS = 7, 9, 3

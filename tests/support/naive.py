@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 
 Weights = dict[str, Tensor]
 

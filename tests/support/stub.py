@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from ponder.base import rng
-from ponder.config.resolve import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Ints, Tokens
 from ponder.model.reasoner import Carry, Step
 from ponder.model.recurrence import States

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ponder.base.runtime import Runtime
-from ponder.config.resolve import ModelConfig, TrainConfig
+from ponder.config.schema import ModelConfig, TrainConfig
 from ponder.model.reasoner import Reasoner
 from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped, undecayed
 

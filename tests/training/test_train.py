@@ -339,7 +339,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, t
 
 
 def test_bf16_checkpoints_load_on_a_cpu(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
-    from ponder.inference.solver import open_weights
+    from ponder.inference.weights import open_weights
 
     config = tiny(train={"precision": "bfloat16", "updates": 4, "warmup": 0, "eval_every": 4})
     run(config, tmp_path / "r", data_dir)

@@ -16,7 +16,7 @@ from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, parse_overrides, resolve
 from ponder.data import Dataset
 from ponder.inference.engine import Engine
-from ponder.inference.solver import ZOO, zoo_names
+from ponder.inference.weights import ZOO, zoo_names
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from ponder.zoo import cards
@@ -159,5 +159,5 @@ def test_a_model_that_is_being_written_is_not_listed(tmp_path: Path, monkeypatch
     for name in ("maze-9x9", ".maze-9x9-part"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
-    monkeypatch.setattr("ponder.inference.solver.ZOO", tmp_path)
+    monkeypatch.setattr("ponder.inference.weights.ZOO", tmp_path)
     assert zoo_names() == ["maze-9x9"]
