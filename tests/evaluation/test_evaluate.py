@@ -371,7 +371,7 @@ def test_a_crash_leaves_the_earlier_evaluation(
     asked = Asked(str(made["a"]), data_dir=made["data"], steps=1, out=tmp_path / "e")
     run(asked, HERE)
     before = (tmp_path / "e/eval.json").read_bytes()
-    monkeypatch.setattr(ponder.eval_report, "draw", lambda *_: 1 / 0)
+    monkeypatch.setattr(ponder.evaluation.run, "draw", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(replace(asked, steps=2), HERE)
     assert (tmp_path / "e/eval.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
@@ -395,7 +395,7 @@ def test_policies_go_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -> N
     import ponder.evaluation.compare
 
     passed: list[list[str]] = []
-    monkeypatch.setattr(ponder.policy, "main", passed.append)
+    monkeypatch.setattr(ponder.evaluation.compare, "main", passed.append)
     assert ponder_main(["eval", "run", "--policy", "all", "--limit", "9"]) == 0
     assert ponder_main(["eval", "--policy=all", "run"]) == 0
     assert passed == [["run", "--limit", "9"], ["run"]]
