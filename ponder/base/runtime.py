@@ -102,7 +102,7 @@ def reuse_memory() -> None:
     (docs/performance.md). Elsewhere than on glibc nothing happens.
     """
     m_trim_threshold, m_mmap_max = -1, -4
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # the last from Windows, which has no CDLL(None)
         libc = ctypes.CDLL(None)
         libc.mallopt(m_mmap_max, 0)
         libc.mallopt(m_trim_threshold, -1)
@@ -137,7 +137,7 @@ def commit() -> str | None:
             ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
             cwd=where,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=5,
             check=True,
         )
