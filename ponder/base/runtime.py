@@ -70,8 +70,7 @@ class Runtime:
 
 def start(device: str = "auto", deterministic: bool = True) -> Runtime:
     """The runtime of this process: alone, or one of those `torchrun` started."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = best_device() if device == "auto" else device
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     try:
         chosen = torch.device(device)
@@ -93,6 +92,10 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
     return Runtime(chosen, rank, world, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
 def reuse_memory() -> None:

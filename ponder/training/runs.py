@@ -1,16 +1,21 @@
 """Run folders: opening one, training in it, and what it says when the training is over."""
 
 import json
+import os
 import shutil
 import signal
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ponder import checkpoint, data
-from ponder.base import files, runtime
+from ponder.base import cores, files, runtime
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
+from ponder.training import launch
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
 from ponder.training.trackers import Tracked, check_trackers, open_trackers
@@ -19,7 +24,7 @@ from ponder.training.view import view_for
 CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
 
 
-def train_main(args: Namespace, overrides: list[str]) -> None:
+def train_main(args: Namespace, overrides: list[str], words: Sequence[str]) -> None:
     """`ponder train`."""
     if args.resume is not None:
         if args.fresh:
@@ -37,11 +42,27 @@ def train_main(args: Namespace, overrides: list[str]) -> None:
             [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
         )
     limits = Limits(args.max_seconds, args.max_updates)
+    on_cpu = (runtime.best_device() if args.device == "auto" else args.device) == "cpu"
+    asked = launch.Asked(args.processes, args.threads)
+    if on_cpu and "WORLD_SIZE" not in os.environ:
+        layout = launch.choose(config, _updates(config, limits), asked, None if args.fresh else launch.before(folder))
+        if not args.quiet:
+            print(f"on {layout} ({cores.usable()} cores; --processes and --threads choose otherwise)", flush=True)
+        if layout.processes > 1:
+            launch.launch(words, layout)
+            return
+        torch.set_num_threads(layout.threads)
     here = runtime.start(args.device)
     outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
     if here.main and not args.quiet:
         print(closing_words(folder, outcome))
     here.close()
+
+
+def _updates(config: Config, limits: Limits) -> int | None:
+    """How many updates this invocation does at most; None where only the data can say."""
+    known = [n for n in (config.train.updates, limits.updates) if n is not None]
+    return min(known, default=None)
 
 
 def train_in(
