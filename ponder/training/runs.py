@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-from argparse import Namespace
 from pathlib import Path
 
 from ponder import checkpoint, data
@@ -19,29 +18,9 @@ from ponder.training.view import view_for
 CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
 
 
-def train_main(args: Namespace, overrides: list[str]) -> None:
-    """`ponder train`."""
-    if args.resume is not None:
-        if args.fresh:
-            raise UserError("--resume goes on with a run and --fresh deletes it: leave out one of them")
-        if args.preset or overrides or args.model:
-            raise UserError(
-                "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
-            )
-        folder, config = args.resume, read_config(args.resume)
-    elif args.preset is None:
-        raise UserError(f"which preset? one of {', '.join(configuration.preset_names())}")
-    else:
-        config = configuration.resolve(args.preset, args.model, configuration.parse_overrides(overrides))
-        folder = args.out or Path("runs") / "-".join(
-            [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
-        )
-    limits = Limits(args.max_seconds, args.max_updates)
-    here = runtime.start(args.device)
-    outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
-    if here.main and not args.quiet:
-        print(closing_words(folder, outcome))
-    here.close()
+def default_folder(config: Config, model: str | None = None) -> Path:
+    """Where a run belongs that nobody gave a place: runs/PRESET[-MODEL]-sSEED."""
+    return Path("runs") / "-".join([config.preset, *([model] if model else []), f"s{config.seed}"])
 
 
 def train_in(
@@ -176,20 +155,3 @@ def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
     part.write_text(json.dumps(result, indent=1))
     part.rename(folder / RESULT)
     draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
-
-
-def closing_words(folder: Path, outcome: Outcome) -> str:
-    if not outcome.finished:
-        return (
-            f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
-            f"Go on with: ponder train --resume {folder}"
-        )
-    result = json.loads((folder / RESULT).read_text())
-    lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
-    for split, score in result["last"]["ema"].items():
-        chosen = result["chosen_on_val"]["ema"][split]
-        lines.append(
-            f"  {split}: exact {score['exact']:.1%}, valid {score['valid']:.1%} (last); exact {chosen['exact']:.1%} "
-            f"(chosen on val); n {result['n'][split]}"
-        )
-    return "\n".join(lines)
