@@ -1,6 +1,5 @@
-"""`ponder zoo`: the trained models that come with the package, each with a card that says what it can and cannot do."""
+"""The trained models that come with the package, each with a card that says what it can and cannot do."""
 
-import argparse
 import json
 import re
 import shutil
@@ -16,8 +15,7 @@ from safetensors.torch import save_file
 
 from ponder import data
 from ponder.base import files, runtime, stats
-from ponder.base.console import Bar
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.domains.contract import Progress, silent
@@ -31,40 +29,6 @@ EXAMPLES = 2000
 """Of each split, for the scores of a card."""
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
-
-
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder zoo",
-        description="List the trained models, show the card of one, or add one: `ponder zoo add RUN NAME`.",
-    )
-    parser.add_argument("words", nargs="*", metavar="NAME | add RUN NAME")
-    parser.add_argument("--limits", default="", help="with add: what a user should know about where it fails")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--json", action="store_true", help="the card or cards as JSON")
-    asked = parser.parse_intermixed_args(args)
-    console = Console(highlight=False)
-    match asked.words:
-        case []:
-            cards = list_cards()
-            if asked.json:
-                print(json.dumps(cards, indent=1))
-            else:
-                console.print(table(cards))
-                console.print("\n[dim]`ponder zoo NAME` shows a card, `ponder solve NAME PUZZLE` solves.[/]")
-        case ["add", run, name]:
-            with Bar() as bar:
-                path = add(Path(run), name, asked.limits, asked.data_dir, progress=bar)
-            print_card(console, read_card(path))
-        case ["add", *_]:
-            raise UserError("add takes a run folder and a name: ponder zoo add RUN NAME")
-        case [name]:
-            if name not in (names := [card["name"] for card in list_cards()]):
-                raise unknown("zoo model", name, names)
-            card = read_card(ZOO / name)
-            print(json.dumps(card, indent=1)) if asked.json else print_card(console, card)
-        case _:
-            raise UserError(f"{' '.join(asked.words)!r} is too much: give one name, or add RUN NAME")
 
 
 # Reading --------------------------------------------------------------------------------------------------------------

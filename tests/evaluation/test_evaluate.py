@@ -22,7 +22,6 @@ from ponder.base import stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.cli import main as ponder_main
-from ponder.commands.import_ import write as write_imported
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 from ponder.domains.contract import ArraySource, Batch, Domain, Tokens
@@ -42,6 +41,7 @@ from ponder.evaluation.records import (
 )
 from ponder.evaluation.run import Asked, default_folder, ood_means, run
 from ponder.inference.weights import open_weights
+from ponder.model.published import write_folder as write_imported
 from ponder.model.reasoner import Reasoner
 from tests.conftest import tiny
 

@@ -11,7 +11,7 @@ import yaml
 
 from ponder import checkpoint
 from ponder.base.errors import UserError
-from ponder.commands.import_ import import_main
+from ponder.commands.import_ import main
 from ponder.inference.weights import open_weights
 from ponder.model.published import trajectory
 from tests.support import golden
@@ -38,7 +38,7 @@ class Published:
 
     def run(self, *more: str) -> None:
         words = [self.kind, str(self.checkpoint), "--config", str(self.config), "-o", str(self.out), *more]
-        import_main(words)
+        main(words)
 
 
 @pytest.fixture
