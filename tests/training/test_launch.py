@@ -77,11 +77,11 @@ def test_a_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def run(folder: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "ponder", "train", "sudoku-mini", *WORDS, *words, "--out", "run"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
 
 def stored(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / "run/environment.json").read_text())
+    found: dict[str, object] = json.loads((folder / "run/environment.json").read_text(encoding="utf-8"))
     return found
 
 
