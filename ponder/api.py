@@ -4,8 +4,7 @@ Each function is a command without its printing; what a mistake gets is a UserEr
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -69,7 +68,7 @@ def resolve(
     **sections: Any,
 ) -> Config:
     """A preset, or a YAML file of that form, with changes: `seed=1`, parts of a section `train={"lr": 1e-3}`, or a
-    dict of dotted names `{"train.lr": 1e-3}`. `model` is the name of another recipe (`--model`) or part of its section."""
+    dict of dotted names `{"train.lr": 1e-3}`. `model` is the name of another recipe or part of the section."""
     name, section = (model, {}) if isinstance(model, str) else (None, model or {})
     nested: dict[str, Any] = {"model": section}
     for key, value in {**(overrides or {}), **sections}.items():
@@ -101,11 +100,11 @@ def train(
     deletes it. `callback` gets every row of the log as it is written. Ctrl-C and `limits` stop early, saved."""
     recipe = None if config.model.name == ModelConfig().name else config.model.name
     folder = runs.default_folder(config, recipe) if out is None else Path(out)
-    with _here(device) as here:
-        if here.local_rank == 0:
-            build(config, data_dir)  # with one process: see there
-        outcome = runs.train_in(config, folder, Path(data_dir), here, limits or Limits(), quiet, fresh, callback)
-        here.barrier()  # the first rank writes the result
+    here = runtime.start(device)  # never closed: ranks of torchrun meet once, and a script may train and evaluate more
+    if here.local_rank == 0:
+        build(config, data_dir)  # with one process: see there
+    outcome = runs.train_in(config, folder, Path(data_dir), here, limits or Limits(), quiet, fresh, callback)
+    here.barrier()  # the first rank writes the result
     result = json.loads((folder / runs.RESULT).read_text()) if outcome.finished else None
     return Trained(folder, outcome, result)
 
@@ -120,7 +119,8 @@ def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) 
     for name in {"data_dir", "out"} & settings.keys():
         settings[name] = Path(settings[name])
     where = what.folder if isinstance(what, Trained) else what
-    with _here(device) as here, Bar() as bar:
+    here = runtime.start(device)
+    with Bar() as bar:
         return diff.read(run(Asked(str(where), command="ponder.evaluate", **settings), here, bar))
 
 
@@ -134,12 +134,3 @@ def _evaluation(what: Trained | Evaluation | str | Path) -> Evaluation:
     if isinstance(what, Evaluation):
         return what
     return diff.read(what.folder if isinstance(what, Trained) else Path(what))
-
-
-@contextmanager
-def _here(device: str) -> Iterator[runtime.Runtime]:
-    here = runtime.start(device)
-    try:
-        yield here
-    finally:
-        here.close()
