@@ -4,6 +4,7 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
 from ponder.base import files, runtime
@@ -12,7 +13,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
-from ponder.training.trackers import Tracked, check_trackers, open_trackers
+from ponder.training.trackers import Callback, Tracked, check_trackers, open_trackers
 from ponder.training.view import view_for
 
 CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
@@ -31,12 +32,13 @@ def train_in(
     limits: Limits,
     quiet: bool = False,
     fresh: bool = False,
+    callback: Callback | None = None,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
-    replaces what it holds). A start that is refused leaves no folder behind."""
+    replaces what it holds). `callback` gets every row of the log. A start that is refused leaves no folder behind."""
     made = here.main and (fresh or not (folder / CONFIG).is_file())
     try:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh)
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
     except UserError:
         if made and (folder / CONFIG).is_file() and not _began(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -44,7 +46,14 @@ def train_in(
 
 
 def _train_in(
-    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool, fresh: bool
+    config: Config,
+    folder: Path,
+    data_dir: Path,
+    here: runtime.Runtime,
+    limits: Limits,
+    quiet: bool,
+    fresh: bool,
+    callback: Callback | None,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
@@ -62,9 +71,11 @@ def _train_in(
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         _same_data(folder, dataset)
         files.write_json(folder / ENVIRONMENT, about)
-    view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
+    trackers = open_trackers(config, folder) if here.main else []
+    view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
     stop = Stop()
-    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there
+    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
     try:
         outcome = train(config, folder, dataset, here, view, limits, stop)
     finally:
