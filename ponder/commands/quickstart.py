@@ -38,8 +38,8 @@ def main(seconds: float) -> None:
 
     dataset = data.Dataset.open(data.folder_for(Path("data"), config.data))
     solver = Solver(FOLDER)
-    steps = config.model.max_steps
-    records = evaluate.run_split(solver.opened.model, dataset.domain, dataset.source("test"), steps, 500, here)
+    how = evaluate.Settings(config.model.max_steps, batch=500)
+    records = evaluate.run_split(solver.opened.model, dataset.domain, dataset.source("test"), how, here)
     console.print(f"[bold]What thinking longer buys[/]: puzzles solved after each step, of {records.n} held-out ones")
     for step, share in enumerate(records.exact.mean(axis=0), start=1):
         console.print(
