@@ -167,7 +167,7 @@ def main() -> None:
             "rows": [asdict(row) for row in rows],
         }
         RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,12 @@ if TYPE_CHECKING:
     from ponder.inference.answers import Answer
     from ponder.inference.solver import Solver
 
+from ponder.base.cores import wait_quietly
+
 __version__ = "0.1.0"
 __all__ = ["Answer", "Solver", "__version__"]
+
+wait_quietly()
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ponder import __version__
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError, handed_over, unknown
 
 
 def _parser(verb: str, about: str, **kwargs: Any) -> argparse.ArgumentParser:
@@ -80,12 +80,14 @@ def train(args: Sequence[str]) -> None:
     parser.add_argument("--max-updates", type=int, help="stop this invocation after so many updates; resume later")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--processes", type=int, metavar="N", help="share the batch over N processes (default: chosen)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each process (default: chosen)")
     parser.add_argument("--fresh", action="store_true", help="delete what is in the run folder and start over")
     parser.add_argument("--quiet", action="store_true")
     known, rest = parser.parse_known_args(args)
     from ponder.training.runs import train_main
 
-    train_main(known, rest)
+    train_main(known, rest, args)
 
 
 def eval_(args: Sequence[str]) -> None:
@@ -228,7 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             VERBS[words[0]](words[1:])
     except UserError as error:
-        print(f"ponder: {error}", file=sys.stderr)
+        if not handed_over(error):
+            print(f"ponder: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()
@@ -236,4 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ponder: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not handed_over(error):
+            raise
+        return 1
     return 0

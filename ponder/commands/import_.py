@@ -5,8 +5,6 @@ The folder holds `config.json`, `weights.safetensors` and, where it was given, t
 
 import argparse
 import json
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from ponder import checkpoint
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.config.resolve import read_yaml
 from ponder.model.published import KINDS, load_official, read_checkpoint
@@ -47,21 +46,13 @@ def write(model: Reasoner, folder: Path, source: Mapping[str, str], identifiers:
             f"give the identifiers.json of the dataset it was trained on"
         )
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder with -o") from None
-    try:
-        checkpoint.write_tensors(aside, "weights", weights_of(model))
-        if identifiers is not None:
-            (aside / "identifiers.json").write_text(json.dumps(identifiers))
-        (aside / "config.json").write_text(json.dumps(said, indent=1))
-        aside.chmod(0o755)
-        aside.rename(folder)
+        with files.folder_aside(folder) as aside:
+            checkpoint.write_tensors(aside, "weights", weights_of(model))
+            if identifiers is not None:
+                files.write(aside / "identifiers.json", json.dumps(identifiers))
+            files.write_json(aside / "config.json", said)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {folder} ({error}): free some space or choose another folder with -o") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def refuse_used(folder: Path) -> None:
@@ -93,7 +84,7 @@ def import_main(args: Sequence[str]) -> None:
     config = with_tokens(read_yaml(known.config), known.seq_len)
     identifiers = None if known.identifiers is None else read_identifiers(known.identifiers)
     model = load_official(known.kind, config, read_checkpoint(known.checkpoint))
-    source = {"kind": known.kind, "checkpoint": known.checkpoint.name, "sha256": checkpoint.sha256(known.checkpoint)}
+    source = {"kind": known.kind, "checkpoint": known.checkpoint.name, "sha256": files.sha256(known.checkpoint)}
     write(model, known.out, source, identifiers)
     parameters = sum(p.numel() for p in model.parameters())
     print(
@@ -119,7 +110,7 @@ def with_tokens(config: Mapping[str, Any], seq_len: int | None) -> dict[str, Any
 
 def read_identifiers(path: Path) -> list[str]:
     try:
-        names = json.loads(path.read_text())
+        names = files.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a published identifiers.json ({error}): give a JSON list of names") from None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):

@@ -3,7 +3,6 @@
 Votes are made and counted inside one call; nothing is kept from one evaluation to the next.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.base.stats import share
@@ -208,7 +208,7 @@ def arranged_table(table: torch.Tensor, folder: Path, dataset: Dataset, splits: 
     """The rows of an imported puzzle table in the order of our task ids."""
     domain = dataset.domain
     assert isinstance(domain, Arc)
-    published = rows_from_identifiers(json.loads((folder / IDENTIFIERS).read_text()))
+    published = rows_from_identifiers(files.read_json(folder / IDENTIFIERS))
     ours = domain.identifiers(dataset.config.seed)
     for split in splits:
         source = dataset.source(split)

@@ -12,7 +12,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,6 +23,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ponder import __version__
+from ponder.base import files
 from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.data import Dataset, open_named
@@ -43,18 +44,15 @@ class Transcript:
     """transcript.jsonl: every reply and every failure, appended as it comes. One process at a time."""
 
     def __init__(self, path: Path) -> None:
+        self.held = ExitStack()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("a+b")
+            ours = self.held.enter_context(files.locked(path.with_name(f".{path.name}.lock")))
+            self.file = self.held.enter_context(path.open("a+b"))
         except OSError as error:
             raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --out") from None
-        with suppress(ImportError):
-            import fcntl
-
-            try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is writing {path}: wait for it, or choose another --out") from None
+        if not ours:
+            self.close()
+            raise UserError(f"another process is writing {path}: wait for it, or choose another --out")
         self.file.seek(0)
         text = self.file.read()
         whole = text.rfind(b"\n") + 1
@@ -80,7 +78,7 @@ class Transcript:
             raise UserError(f"cannot write {self.file.name} ({error.strerror}): free some space") from None
 
     def close(self) -> None:
-        self.file.close()
+        self.held.close()
 
 
 # The command ----------------------------------------------------------------------------------------------------------
@@ -281,7 +279,7 @@ def _row(job: Job, data_hash: str) -> dict[str, Any]:
 
 def _same_folder(out: Path, about: Mapping[str, Any]) -> None:
     try:
-        there = json.loads((out / RESULT).read_text())
+        there = files.read_json(out / RESULT)
         changed = [key for key in ("model", "data_hash", "parameters") if there[key] != about[key]]
     except FileNotFoundError:
         return
@@ -318,9 +316,7 @@ def _protocol(plan: Plan, arc: bool) -> str:
 
 
 def _write(out: Path, result: Mapping[str, Any]) -> None:
-    part = out / f".{RESULT}.part"
-    part.write_text(json.dumps(result, indent=1))
-    part.rename(out / RESULT)
+    files.write_json(out / RESULT, result)
 
 
 def _print(result: Mapping[str, Any], answered: Sequence[Answered], errors: Sequence[str], out: Path) -> None:

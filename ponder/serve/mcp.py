@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema
 
 from ponder import __version__
+from ponder.base import files
 from ponder.base.errors import UserError, needs_extra
 from ponder.domains.contract import Json
 from ponder.inference.answers import Answer
@@ -228,7 +229,7 @@ def _description(able: Sequence[Solver], example: Json) -> str:
 
 def _limits(solver: Solver) -> str | None:
     card = solver.opened.path / "card.json"
-    return json.loads(card.read_text())["limits"] if card.is_file() else None
+    return files.read_json(card)["limits"] if card.is_file() else None
 
 
 def _example(solver: Solver) -> Json:

@@ -1,6 +1,5 @@
 """One cell from training to its stored result: what is trained, what is measured after it, what is kept."""
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from ponder import checkpoint, data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.data import Dataset
@@ -85,7 +84,7 @@ def _as_asked(there: dict[str, Any]) -> After:
 def trained(cell: Cell, folder: Path) -> dict[str, Any]:
     """What the run folder says, made small."""
     rows = read_log(folder / "metrics.jsonl")
-    result = json.loads((folder / runs.RESULT).read_text())
+    result = files.read_json(folder / runs.RESULT)
     config = cell.config
     domain = config.data.make()
     work = cost.flops(config.model, len(domain.vocab), domain.seq_len)

@@ -1,16 +1,21 @@
 """Run folders: opening one, training in it, and what it says when the training is over."""
 
 import json
+import os
 import shutil
 import signal
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from ponder import checkpoint, data
-from ponder.base import runtime
+from ponder.base import cores, files, runtime
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
+from ponder.training import launch
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
 from ponder.training.trackers import Tracked, check_trackers, open_trackers
@@ -19,7 +24,7 @@ from ponder.training.view import view_for
 CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
 
 
-def train_main(args: Namespace, overrides: list[str]) -> None:
+def train_main(args: Namespace, overrides: list[str], words: Sequence[str]) -> None:
     """`ponder train`."""
     if args.resume is not None:
         if args.fresh:
@@ -37,11 +42,27 @@ def train_main(args: Namespace, overrides: list[str]) -> None:
             [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
         )
     limits = Limits(args.max_seconds, args.max_updates)
+    on_cpu = (runtime.best_device() if args.device == "auto" else args.device) == "cpu"
+    asked = launch.Asked(args.processes, args.threads)
+    if on_cpu and "WORLD_SIZE" not in os.environ:
+        layout = launch.choose(config, _updates(config, limits), asked, None if args.fresh else launch.before(folder))
+        if not args.quiet:
+            print(f"on {layout} ({cores.usable()} cores; --processes and --threads choose otherwise)", flush=True)
+        if layout.processes > 1:
+            launch.launch(words, layout)
+            return
+        torch.set_num_threads(layout.threads)
     here = runtime.start(args.device)
     outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
     if here.main and not args.quiet:
         print(closing_words(folder, outcome))
     here.close()
+
+
+def _updates(config: Config, limits: Limits) -> int | None:
+    """How many updates this invocation does at most; None where only the data can say."""
+    known = [n for n in (config.train.updates, limits.updates) if n is not None]
+    return min(known, default=None)
 
 
 def train_in(
@@ -82,7 +103,7 @@ def _train_in(
         dataset.check_hashes()
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         _same_data(folder, dataset)
-        (folder / ENVIRONMENT).write_text(json.dumps(about, indent=1))
+        files.write_json(folder / ENVIRONMENT, about)
     view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
     stop = Stop()
     before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -120,7 +141,7 @@ def _began(folder: Path) -> bool:
 def _same_data(folder: Path, dataset: data.Dataset) -> None:
     """A run goes on with the very data it began with."""
     try:
-        before = json.loads((folder / ENVIRONMENT).read_text())["data_hash"]
+        before = files.read_json(folder / ENVIRONMENT)["data_hash"]
     except (OSError, ValueError, KeyError):
         return
     if before != dataset.hash and _began(folder):
@@ -140,20 +161,17 @@ def open_folder(folder: Path, config: Config) -> None:
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
         return
-    part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
-    if folder.exists() and any(path != part for path in folder.iterdir()):
+    if folder.exists() and any(not files.unfinished(path) for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(config.flat(), indent=1))
-        part.rename(folder / CONFIG)
+        files.write_json(folder / CONFIG, config.flat())
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
 
 
 def read_config(folder: Path) -> Config:
     try:
-        return configuration.from_flat(json.loads((folder / CONFIG).read_text()))
+        return configuration.from_flat(files.read_json(folder / CONFIG))
     except FileNotFoundError:
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
     except json.JSONDecodeError:
@@ -172,9 +190,7 @@ def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
         "environment": runtime.environment(),
         **summary(rows, config.eval.select),
     }
-    part = folder / f".{RESULT}.part"
-    part.write_text(json.dumps(result, indent=1))
-    part.rename(folder / RESULT)
+    files.write_json(folder / RESULT, result)
     draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
 
 
@@ -184,7 +200,7 @@ def closing_words(folder: Path, outcome: Outcome) -> str:
             f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
             f"Go on with: ponder train --resume {folder}"
         )
-    result = json.loads((folder / RESULT).read_text())
+    result = files.read_json(folder / RESULT)
     lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
     for split, score in result["last"]["ema"].items():
         chosen = result["chosen_on_val"]["ema"][split]

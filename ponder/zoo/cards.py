@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from ponder import checkpoint, data
-from ponder.base import runtime, stats
+from ponder import data
+from ponder.base import files, runtime, stats
 from ponder.base.console import Bar
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
@@ -73,9 +73,9 @@ def main(args: Sequence[str]) -> None:
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a model; one without scores where a folder came without a card."""
     try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_text())
+        card: dict[str, Any] = files.read_json(folder / CARD)
     except FileNotFoundError:
-        config = configuration.from_flat(json.loads((folder / runs.CONFIG).read_text()))
+        config = configuration.from_flat(files.read_json(folder / runs.CONFIG))
         return {"name": folder.name, "domain": config.data.domain, "max_steps": config.model.max_steps, "accuracy": {}}
     except json.JSONDecodeError:
         raise UserError(f"{folder / CARD} is damaged: write it again with `ponder zoo add`") from None
@@ -83,7 +83,7 @@ def read_card(folder: Path) -> dict[str, Any]:
 
 
 def list_cards(zoo: Path = ZOO) -> list[dict[str, Any]]:
-    return [read_card(path.parent) for path in sorted(zoo.glob(f"*/{runs.CONFIG}"))]
+    return [read_card(path.parent) for path in sorted(zoo.glob(f"[!.]*/{runs.CONFIG}"))]
 
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -157,16 +157,15 @@ def add(
         tensors = opened.model.state_dict().items()
         save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
         card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
-        (aside / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        files.write(aside / CARD, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
         for file in aside.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
-        target = zoo / name
         try:
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(aside, target)
+            with files.folder_aside(zoo / name) as part:
+                shutil.copytree(aside, part, dirs_exist_ok=True)
         except OSError as error:
             raise UserError(f"cannot write to {zoo} ({error.strerror}): is ponder installed read-only?") from None
-    return target
+    return zoo / name
 
 
 def make_card(
@@ -199,14 +198,14 @@ def make_card(
     first = next(iter(by_step))
     flat = config.data.flat()
     evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
-    machine = json.loads((run / "environment.json").read_text())
+    machine = files.read_json(run / "environment.json")
     return {
         "name": name,
         "domain": domain.name,
         "title": domain.title,
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": weights.stat().st_size,
-        "sha256": checkpoint.sha256(weights),
+        "sha256": files.sha256(weights),
         "max_steps": budget,
         "data": {
             "params": {k: v for k, v in flat.items() if k != "domain"},

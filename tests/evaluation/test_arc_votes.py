@@ -67,7 +67,7 @@ def source_of(dataset: Dataset, split: str = "test") -> ArcEvaluation:
 def test_votes_equal_the_published_evaluator() -> None:
     if not GOLDEN.is_file():
         pytest.skip(f"the golden file {GOLDEN} is not here; the self-made case ran all the same")
-    golden, stored = json.loads(GOLDEN.read_text()), np.load(GOLDEN.with_suffix(".npz"))
+    golden, stored = json.loads(GOLDEN.read_text(encoding="utf-8")), np.load(GOLDEN.with_suffix(".npz"))
     score = count_votes(
         stored["name"].tolist(), stored["input"], stored["prediction"], stored["halt_logit"], True, golden["tasks"],
         ks=(1, 2, 5, 10),
@@ -220,10 +220,10 @@ def test_the_command_writes_a_submission(
     assert main(["eval", str(folder), "--data-dir", str(arc_dir), "--device", "cpu", "--batch", "50"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "transductive" in shown and "blank id" in shown and "pass@2" in shown
-    result = json.loads((folder / "eval/eval.json").read_text())
+    result = json.loads((folder / "eval/eval.json").read_text(encoding="utf-8"))
     source = source_of(arc_data)
     said = result["scores"]["ema"]["test"]
-    submission = json.loads((folder / "eval" / said["arc"]["submission"]).read_text())
+    submission = json.loads((folder / "eval" / said["arc"]["submission"]).read_text(encoding="utf-8"))
     assert said["arc"]["submission"] == "submission.json"
     assert {task: len(tests) for task, tests in submission.items()} == {
         task: len(pairs["test"]) for task, pairs in source.tasks().items()
@@ -241,7 +241,7 @@ def test_the_submission_is_the_majority_of_what_the_model_says(
     """Recounted from the model alone: one example at a time, augmentations undone by their names."""
     folder = made_run(small(), tmp_path / "r")
     out = run(Asked(str(folder), data_dir=arc_dir, splits=("val",), batch=9), HERE)
-    written = json.loads((out / "submission-ema-val.json").read_text())
+    written = json.loads((out / "submission-ema-val.json").read_text(encoding="utf-8"))
     source, model = source_of(arc_data, "val"), open_weights(folder).model
     votes: dict[tuple[str, int], dict[str, int]] = {}
     index = np.arange(len(source))
@@ -278,11 +278,11 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
     published = [names[i] if n % 2 else names[i].replace("|||", "_") for n, i in enumerate(order)]
     write_imported(model, tmp_path / "published", {"kind": "trm"}, published)
     preset = tmp_path / "own.yaml"
-    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL}))
+    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL}), encoding="utf-8")
     a = run(Asked(str(own), data_dir=arc_dir, splits=("val",), steps=2), HERE)
     asked = Asked(str(tmp_path / "published"), domain=str(preset), data_dir=tmp_path / "data", splits=("val",), steps=2)
     b = run(asked, HERE)
-    one, other = (json.loads((f / "eval.json").read_text()) for f in (a, b))
+    one, other = (json.loads((f / "eval.json").read_text(encoding="utf-8")) for f in (a, b))
 
     def logits(result: dict[str, Any], file: Path) -> dict[tuple[str, int], float]:
         """By name: the file lists the augmentations of a task in another order."""
@@ -297,11 +297,12 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
     scores = one["scores"]["ema"]["val"]["arc"], other["scores"]["published"]["val"]["arc"]
     assert scores[0]["at_step"] == scores[1]["at_step"] and scores[0]["label_rank"] == scores[1]["label_rank"]
     submissions = [
-        (f / s).read_text() for f, s in ((a, "submission-ema-val.json"), (b, "submission-published-val.json"))
+        (f / s).read_text(encoding="utf-8")
+        for f, s in ((a, "submission-ema-val.json"), (b, "submission-published-val.json"))
     ]
     assert submissions[0] == submissions[1] and len(set(json.loads(submissions[0]))) == 2
 
-    (tmp_path / "published/identifiers.json").write_text(json.dumps(["<blank>"]))
+    (tmp_path / "published/identifiers.json").write_text(json.dumps(["<blank>"]), encoding="utf-8")
     with pytest.raises(UserError, match=r"built from another identifiers\.json.*delete"):
         run(asked, HERE)
     with pytest.raises(UserError, match="does not name 2 of the tasks of split val"):
@@ -314,9 +315,14 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
 def test_other_task_ids_are_refused(arc_data: Dataset, tmp_path: Path) -> None:
     opened = open_weights(made_run(small(), tmp_path / "r"))
     preset = tmp_path / "own.yaml"
-    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "eval_augmentations": 3}}))
+    preset.write_text(
+        json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "eval_augmentations": 3}}),
+        encoding="utf-8",
+    )
     assert choose_data(opened, str(preset))[0].params.model_dump()["eval_augmentations"] == 3
-    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "augmentations": 5}}))
+    preset.write_text(
+        json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "augmentations": 5}}), encoding="utf-8"
+    )
     with pytest.raises(UserError, match="numbers other tasks or augmentations"):
         choose_data(opened, str(preset))
 

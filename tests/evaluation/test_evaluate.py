@@ -69,7 +69,7 @@ def made_model(config: Config, seed: int = 0) -> Reasoner:
 def made_run(config: Config, folder: Path, seed: int = 0) -> Path:
     """A run folder with a checkpoint of random weights, EMA and online."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
     for name, number in (("weights", seed), ("ema", seed + 100)):
         tensors = {k: v for k, v in made_model(config, number).state_dict().items() if not k.startswith("high.")}
         checkpoint.write_tensors(checkpoint.aside(folder / "best"), name, tensors)
@@ -340,10 +340,10 @@ def evaluated(made: dict[str, Path]) -> dict[str, Path]:
 def test_the_folder_can_be_audited(made: dict[str, Path], evaluated: dict[str, Path]) -> None:
     folder = evaluated["a"]
     assert folder == made["a"] / "eval" and not list(made["a"].glob(".*"))
-    result = json.loads((folder / "eval.json").read_text())
+    result = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     assert (result["budget"], result["steps"], result["seed"]) == (3, 6, 0)
     assert result["config"] == tiny().flat() and result["command"] == "ponder eval a"
-    files = json.loads((made["a"] / "best/state.json").read_text())["files"]
+    files = json.loads((made["a"] / "best/state.json").read_text(encoding="utf-8"))["files"]
     assert result["weights"] == {"ema": files["ema.safetensors"], "online": files["weights.safetensors"]}
     assert result["data"]["hash"] and {"torch", "commit", "ponder"} <= set(result["environment"])
     assert "training budget 3" in result["protocol"] and "halting off" in result["protocol"]
@@ -370,7 +370,7 @@ def test_twice_is_the_same(made: dict[str, Path], evaluated: dict[str, Path], tm
     assert torch.equal(states[0], torch.get_rng_state()) and states[1] == str(np.random.get_state())
     assert {p: p.read_bytes() for p in made["a"].glob("best/*")} == before
     assert [p.name for p in tmp_path.iterdir()] == ["again"]
-    a, b = (json.loads((f / "eval.json").read_text()) for f in (evaluated["a"], out))
+    a, b = (json.loads((f / "eval.json").read_text(encoding="utf-8")) for f in (evaluated["a"], out))
     assert a["scores"] == b["scores"]
 
 
@@ -393,7 +393,7 @@ def test_the_table_shows_what_was_measured(made: dict[str, Path], capsys: pytest
     out = made["a"].parent / "shown"
     assert ponder_main([*words, "--batch", "9", "--limit", "33", "--out", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    said = json.loads((out / "eval.json").read_text())["scores"]["ema"]["test"]
+    said = json.loads((out / "eval.json").read_text(encoding="utf-8"))["scores"]["ema"]["test"]
     assert said["n"] == 33 and "at most 33 examples" in shown
     for end in ("to_budget", "to_end"):
         assert f"{100 * said[end]['final']['exact']['value']:.1f}" in shown
@@ -427,10 +427,10 @@ def test_two_ranks_count_as_one(tmp_path: Path) -> None:
     words += ["--split", "test", "--steps", "3", "--batch", "64", "--device", "cpu"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, *words], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*launch, *words], env=environment, capture_output=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("wrote") == 1
-    result = json.loads((tmp_path / "two/eval.json").read_text())
+    result = json.loads((tmp_path / "two/eval.json").read_text(encoding="utf-8"))
     assert result["ranks"] == 2 and result["scores"]["ema"]["test"]["n"] == 1003
     a, b = (load_records(f / "records/ema-test.npz") for f in (one, tmp_path / "two"))
     assert np.array_equal(a.index, b.index) and np.array_equal(a.index, np.arange(1003))
@@ -444,7 +444,7 @@ def test_a_dense_model_answers_once(data_dir: Path, dataset: Dataset, tmp_path: 
     config = resolve("sudoku-mini", "dense", {"data": tiny().flat()["data"], "model": sizes})
     folder = made_run(config, tmp_path / "dense")
     out = run(Asked(str(folder), data_dir=data_dir, steps=8), HERE)
-    result = json.loads((out / "eval.json").read_text())
+    result = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert result["steps"] == 1 and "one pass" in result["protocol"]
     records = load_records(out / "records/ema-test.npz")
     assert records.steps == 1 and (records.confidence < 0).all() and not records.halts.any()
@@ -454,7 +454,7 @@ def test_a_dense_model_answers_once(data_dir: Path, dataset: Dataset, tmp_path: 
 def test_weights_are_named_for_what_they_are(data_dir: Path, dataset: Dataset, tmp_path: Path) -> None:
     def evaluated_weights(config: Config, folder: Path, weights: str) -> list[str]:
         asked = Asked(str(folder), data_dir=data_dir, weights=weights, steps=1, splits=("val",), out=tmp_path / "out")
-        return list(json.loads((run(asked, HERE) / "eval.json").read_text())["weights"])
+        return list(json.loads((run(asked, HERE) / "eval.json").read_text(encoding="utf-8"))["weights"])
 
     plain = tiny(train={"ema": None})
     assert evaluated_weights(plain, made_run(plain, tmp_path / "plain"), "ema") == ["online"]
@@ -499,9 +499,9 @@ def test_an_imported_model_needs_a_domain_that_fits(
     with pytest.raises(UserError, match=r"6 symbols, 16 tokens; preset maze-mini is maze \(\d+ symbols"):
         run(Asked(str(tmp_path / "hrm"), domain="maze-mini"), HERE)
     preset = tmp_path / "own.yaml"
-    preset.write_text(json.dumps({"extends": "sudoku-mini", "data": tiny().flat()["data"]}))
+    preset.write_text(json.dumps({"extends": "sudoku-mini", "data": tiny().flat()["data"]}), encoding="utf-8")
     out = run(Asked(str(tmp_path / "hrm"), domain=str(preset), data_dir=made["data"], splits=("test",)), HERE)
-    result = json.loads((out / "eval.json").read_text())
+    result = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert out == tmp_path / "hrm/eval" and list(result["scores"]) == ["published"] and result["config"] is None
     assert result["data"]["config"] == tiny().data.flat()
 

@@ -388,7 +388,7 @@ def test_the_command(folder: Path, data_dir: Path, capsys: pytest.CaptureFixture
     words = ["policies", str(folder), "--data-dir", str(data_dir), "--limit", "9", "--budget", "3", "--device", "cpu"]
     code, out, _ = ponder(capsys, *words, "--threshold", "0.2", "--stable", "2")
     assert code == 0 and all(name in out for name in ("full", "halt > 0.2", "stable 2", "checker", "a second"))
-    said = json.loads((folder / "policies.json").read_text())
+    said = json.loads((folder / "policies.json").read_text(encoding="utf-8"))
     assert said["n"] == 9 and said["data_hash"] and said["checkpoint"]["sha256"] and len(said["steps"]["value"]) == 3
     assert [r["policy"] for r in said["results"]] == ["full", "halt", "halt > 0.2", "stable 2", "checker"]
     assert (folder / "policies.png").stat().st_size > 10_000

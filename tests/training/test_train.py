@@ -60,10 +60,10 @@ def whole(dataset: Dataset, data_dir: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def test_the_run_folder_explains_itself(whole: Path) -> None:
-    result = json.loads((whole / "result.json").read_text())
+    result = json.loads((whole / "result.json").read_text(encoding="utf-8"))
     assert result["updates"] == 24 and set(result["n"]) == {"val", "test"}
     assert {"last", "chosen_on_val", "peak", "config", "data_hash", "environment"} <= set(result)
-    environment = json.loads((whole / "environment.json").read_text())
+    environment = json.loads((whole / "environment.json").read_text(encoding="utf-8"))
     assert {"torch", "python", "commit", "data_hash"} <= set(environment)
     assert (whole / "curves.png").stat().st_size > 10_000
     assert (whole / "best" / "ema.safetensors").is_file()
@@ -218,7 +218,7 @@ def torchrun(folder: Path, data_dir: Path, config: Config, ranks: int, *more: st
     words = command(folder, data_dir, config)[1:]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, *words, *more], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*launch, *words, *more], env=environment, capture_output=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -232,7 +232,7 @@ def test_two_ranks_are_one(dataset: Dataset, data_dir: Path, tmp_path: Path) -> 
     for name in ("ids", "refills", "steps"):
         joined = torch.cat([two[f"carry-{rank}.safetensors/{name}"] for rank in (0, 1)])
         assert torch.equal(joined, one[f"carry-0.safetensors/{name}"]), name
-    assert json.loads((tmp_path / "two/result.json").read_text())["n"] == {"val": 20, "test": 20}
+    assert json.loads((tmp_path / "two/result.json").read_text(encoding="utf-8"))["n"] == {"val": 20, "test": 20}
 
 
 def _first_update(config: Config, folder: Path, data_dir: Path) -> dict[str, torch.Tensor]:
@@ -311,10 +311,10 @@ def test_what_would_fail_later_fails_first(dataset: Dataset, data_dir: Path, tmp
     with pytest.raises(UserError, match=r"train\.lr 0\.001 -> 0\.1"):
         open_folder(tmp_path / "b", tiny(train={"lr": 0.1}))
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "thesis.tex").write_text("precious")
+    (tmp_path / "c" / "thesis.tex").write_text("precious", encoding="utf-8")
     with pytest.raises(UserError, match="not a run folder"):
         open_folder(tmp_path / "c", tiny())
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="cannot write"):
         open_folder(tmp_path / "file" / "run", tiny())
 
@@ -334,7 +334,9 @@ def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, t
     folder = tmp_path / "r"
     config = tiny(train={"updates": 100_000, "warmup": 2, "eval_every": 100_000, "save_every": 100_000})
     words = [w for w in command(folder, data_dir, config) if w != "--quiet"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     while len(read_log(folder / "metrics.jsonl")) < 1 and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
