@@ -111,6 +111,11 @@ def reuse_memory() -> None:
         libc.mallopt(m_trim_threshold, -1)
 
 
+def carry_dtype(precision: str) -> torch.dtype:
+    """What the states are kept in between ACT steps, in training, evaluation and serving alike."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
 def precision_for(asked: str, device: torch.device) -> str:
     return asked if asked != "auto" else "bfloat16" if device.type == "cuda" else "float32"
 

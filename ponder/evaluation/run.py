@@ -189,17 +189,17 @@ def make_plan(asked: Asked, opened: Opened, here: Runtime, progress: Progress) -
 def _score(plan: Plan, opened: Opened, weights: str, split: str, aside: Path, progress: Progress) -> dict[str, Any]:
     """One split with one set of weights: its numbers, and its records in the folder."""
     model, domain, source = opened.model, plan.dataset.domain, plan.dataset.source(split)
-    rest = (plan.steps, plan.batch, plan.here, plan.precision, plan.limit)
+    how = evaluate.Settings(plan.steps, plan.batch, plan.limit, plan.precision)
 
     def watch(what: str, done: int, total: int) -> None:
         progress(f"{what} {split}, {weights} weights", done, total)
 
     voted = None
     if isinstance(source, ArcEvaluation):
-        voted = run_votes(model, domain, source, *rest, watch)
+        voted = run_votes(model, domain, source, how, plan.here, watch)
         records = voted.plain.records
     else:
-        records = evaluate.run_split(model, domain, source, *rest, watch)
+        records = evaluate.run_split(model, domain, source, how, plan.here, watch)
     if not plan.here.main:
         return {}
     file = aside / RECORDS / f"{weights}-{split}.npz"

@@ -140,15 +140,13 @@ def make_card(
     dataset = data.Dataset.open(data.build(config.data, data_dir, data.default_workers(), progress))
     budget = model.config.max_steps
     steps = BEYOND * budget if model.config.states else 1
-    here = runtime.Runtime(torch.device("cpu"))
+    here, how = runtime.Runtime(torch.device("cpu")), evaluate.Settings(steps, config.eval.batch, EXAMPLES)
     accuracy: dict[str, Any] = {}
     by_step: dict[str, list[dict[str, Any]]] = {}
     for split, info in domain.splits.items():
         if info.role not in ("test", "ood"):
             continue
-        records = evaluate.run_split(
-            model, domain, dataset.source(split), steps, config.eval.batch, here, limit=EXAMPLES, progress=progress
-        )
+        records = evaluate.run_split(model, domain, dataset.source(split), how, here, progress)
         n, last = records.n, min(budget, steps) - 1
         accuracy[split] = {
             "role": info.role,

@@ -22,7 +22,7 @@ from ponder.domains.arc.grids import crop, encode
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.contract import Tokens
 from ponder.evaluation.arc import chosen_votes, count_votes, predict, run_votes, score_arc
-from ponder.evaluation.records import load_records
+from ponder.evaluation.records import Settings, load_records
 from ponder.evaluation.run import Asked, choose_data, run
 from ponder.inference.weights import open_weights
 from ponder.model.published import write_folder as write_imported
@@ -131,7 +131,7 @@ class Known(nn.Module):
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:
         return Carry(States(None, None), torch.zeros_like(key), key)
 
-    def forward(self, carry: Carry, inputs: Tensor, rows: Tensor) -> Step:
+    def forward(self, carry: Carry, inputs: Tensor, rows: Tensor, noise: float | None = None) -> Step:
         given = inputs.to(torch.uint8).numpy()
         wrong = encode(np.zeros((1, 1), dtype=np.uint8), 10)  # colour 0 stays under every augmentation
         out = []
@@ -145,7 +145,7 @@ class Known(nn.Module):
 
 def known_score(source: ArcEvaluation, domain: Arc, knows: set[int], limit: int | None = None) -> dict[str, Any]:
     model: Any = Known(source, knows)
-    return score_arc(run_votes(model, domain, source, 2, 7, HERE, "float32", limit), domain, head=True).score
+    return score_arc(run_votes(model, domain, source, Settings(2, 7, limit), HERE), domain, head=True).score
 
 
 def test_votes_budget_curve_and_blank_id(arc_data: Dataset) -> None:
@@ -189,8 +189,9 @@ def test_a_limit_keeps_whole_rounds_of_votes(arc_data: Dataset) -> None:
 
 
 def test_two_ranks_predict_what_one_does(arc_data: Dataset) -> None:
-    source, domain, model = source_of(arc_data, "val"), arc_data.domain, made_model(small())
-    one = predict(model, domain, source, np.arange(len(source)), [1, 2], 64, HERE, "float32")
+    source, domain = source_of(arc_data, "val"), arc_data.domain
+    model = made_model(resolve("arc1-mini", None, {**SMALL, "model": {**SMALL["model"], "max_steps": 1}}))
+    one = predict(model, domain, source, Settings(2, 64), HERE)
     others: list[Any] = []
 
     class Rank(Runtime):
@@ -200,10 +201,10 @@ def test_two_ranks_predict_what_one_does(arc_data: Dataset) -> None:
 
     for rank in (1, 0):
         here = Rank(torch.device("cpu"), rank, 2)
-        two = predict(model, domain, source, np.arange(len(source)), [1], 5, here, "float32")
+        two = predict(model, domain, source, Settings(1, 5), here)
     assert np.array_equal(two.index, np.arange(len(source))) and np.array_equal(two.records.index, two.index)
     assert np.array_equal(two.inputs, one.inputs) and np.array_equal(two.answers[1], one.answers[1])
-    assert np.abs(two.q_halt[1] - one.q_halt[1]).max() < 1e-4
+    assert np.abs(two.confidence[1] - one.confidence[1]).max() < 1e-4
     assert not np.array_equal(one.answers[1], one.answers[2])
 
 
@@ -287,7 +288,9 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
         """By name: the file lists the augmentations of a task in another order."""
         source, records = source_of(Dataset.open(Path(result["data"]["path"])), "val"), load_records(file)
         tests = source.test_numbers(records.index)[:, 1].tolist()
-        return dict(zip(zip(source.test_names(records.index), tests, strict=True), records.q_halt[:, 1], strict=True))
+        return dict(
+            zip(zip(source.test_names(records.index), tests, strict=True), records.confidence[:, 1], strict=True)
+        )
 
     q, q_other = logits(one, a / "records/ema-val.npz"), logits(other, b / "records/published-val.npz")
     assert q.keys() == q_other.keys() and max(abs(q[k] - q_other[k]) for k in q) < 1e-4 < np.ptp(list(q.values()))
@@ -328,6 +331,6 @@ def test_a_dense_model_votes_by_log_probability(arc_data: Dataset) -> None:
     sizes = {"width": 16, "heads": 2, "expansion": 1.0, "layers": 1}
     config = resolve("arc1-mini", "dense", {"data": SMALL["data"], "model": sizes})
     model: Reasoner = made_model(config)
-    voted = run_votes(model, arc_data.domain, source_of(arc_data, "val"), 1, 50, HERE, "float32")
-    assert (voted.plain.q_halt[1] < 0).all() and voted.budget == 1
+    voted = run_votes(model, arc_data.domain, source_of(arc_data, "val"), Settings(1, 50), HERE)
+    assert (voted.plain.confidence[1] < 0).all() and voted.budget == 1
     assert "token log-probability" in score_arc(voted, arc_data.domain, head=False).score["protocol"]

@@ -22,7 +22,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.data import Dataset
-from ponder.model.reasoner import Carry
+from ponder.model.reasoner import Carry, Step
 from ponder.model.recurrence import States
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Depth, Limits, Outcome, halted
@@ -255,13 +255,18 @@ def test_halting_follows_the_head_explores_and_ends_at_the_budget() -> None:
     n = 20000
     yes, no = torch.full((n,), 1.0), torch.full((n,), -1.0)
     last = torch.zeros(n, dtype=torch.bool)
-    stays = ~halted(yes, no, carry_at(1, n), last, 8, config)
+    logits = torch.zeros(n, 1, 1)
+
+    def done(q_halt: torch.Tensor, q_continue: torch.Tensor | None, steps: int, end: torch.Tensor) -> torch.Tensor:
+        return halted(Step(carry_at(steps, n), logits, q_halt, q_continue, None), end, 8, config)
+
+    stays = ~done(yes, no, 1, last)
     assert abs(float(stays.float().mean()) - 0.1) < 0.01  # every minimum is at least 2
-    stays = ~halted(yes, no, carry_at(4, n), last, 8, config)
+    stays = ~done(yes, no, 4, last)
     assert abs(float(stays.float().mean()) - 0.1 * 4 / 7) < 0.01  # minimum 5..8 of 2..8
-    assert not halted(no, yes, carry_at(4, n), last, 8, config).any()
-    assert halted(no, yes, carry_at(8, n), ~last, 8, config).all()
-    assert halted(yes, None, carry_at(8, n), last, 8, config).float().mean() > 0.9
+    assert not done(no, yes, 4, last).any()
+    assert done(no, yes, 8, ~last).all()
+    assert done(yes, None, 8, last).float().mean() > 0.9
 
 
 def test_depth_grows_to_full() -> None:
