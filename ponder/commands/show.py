@@ -11,7 +11,7 @@ from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.data import Dataset, verify
-from ponder.domains.registry import DOMAINS
+from ponder.domains import registry
 
 console = Console(highlight=False)
 
@@ -20,7 +20,7 @@ def print_domains() -> None:
     table = Table(box=None, padding=(0, 2))
     for column in ("domain", "what it is", "presets"):
         table.add_column(column)
-    for name, domain in DOMAINS.items():
+    for name, domain in registry.every().items():
         presets = [p for p in configuration.preset_names() if p == name or p.startswith(f"{name}-")]
         table.add_row(f"[bold]{name}[/]", domain.title, "\n".join(presets))
     console.print(table)
