@@ -1,5 +1,6 @@
 """`ponder VERB`: a dict from verb to the file that holds it, imported when it is called: `--help` answers at once."""
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -44,12 +45,27 @@ VERBS = {
 def usage() -> str:
     lines = [f"ponder {__version__}: recursive reasoning models, from training to solvers", "", "ponder VERB ...", ""]
     lines += [f"  {name:<12} {verb.about}" for name, verb in VERBS.items()]
-    return "\n".join([*lines, "", "`ponder VERB --help` tells more."])
+    return "\n".join([*lines, "", "`ponder VERB --help` tells more; --domain-file FILE brings a domain of your own."])
+
+
+def _with_domain_files(words: Sequence[str]) -> list[str]:
+    """Every verb takes --domain-file FILE: what is left of the words once those are known."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--domain-file", action="append", default=[])
+    if not any(word.partition("=")[0] == "--domain-file" for word in words):
+        return list(words)
+    known, rest = parser.parse_known_args(words)
+    from ponder.domains.registry import use_file
+
+    for path in known.domain_file:
+        use_file(path)
+    return rest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        words = _with_domain_files(words)
         if not words or words[0] in ("-h", "--help", "help"):
             print(usage(), flush=True)
         elif words[0] == "--version":

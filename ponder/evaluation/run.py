@@ -29,7 +29,7 @@ from ponder.domains.contract import Domain, Progress, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.arc import arranged_table, run_votes, score_arc, with_identifiers
 from ponder.evaluation.show import draw, print_result
-from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.inference.weights import Opened, open_weights, zoo_folders
 from ponder.model import cost
 
 RESULT, FIGURE, RECORDS = "eval.json", "eval.png", "records"
@@ -328,7 +328,7 @@ def protocol_words(plan: Plan, opened: Opened, weights: Sequence[str]) -> str:
 
 def default_folder(opened: Opened) -> Path:
     path = opened.path
-    if path.resolve().parent == ZOO.resolve():
+    if path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
         return Path(f"eval-{opened.name}")
     if (path / "config.json").is_file():
         return path / "eval"

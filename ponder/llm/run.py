@@ -24,7 +24,6 @@ from ponder.base import files
 from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.data import Dataset
-from ponder.domains.arc.domain import Arc
 from ponder.llm.client import Endpoint, Reply, Unanswered, ask_all
 from ponder.llm.prompt import Job, Question, jobs_of
 from ponder.llm.score import Answered, judge, score_split, tokens_and_cost
@@ -128,8 +127,8 @@ def evaluate(
                 errors.append(str(reply))
                 transcript.write({**row, "error": str(reply)})
             else:
-                verdict, said = judge(job.question, reply.text), asdict(reply)
-                row |= {"request": dict(job.request), "answer": said.pop("text"), **said, **asdict(verdict)}
+                verdict, fields = judge(job.question, reply.text), asdict(reply)
+                row |= {"request": dict(job.request), "answer": fields.pop("text"), **fields, **asdict(verdict)}
                 transcript.write(row)
                 answered[job.key] = Answered(job, row, verdict)
             bar(f"asking {plan.model}", len(answered), len(everything))
@@ -181,7 +180,7 @@ def _scores(plan: Plan, jobs: Mapping[str, Sequence[Job]], answered: Mapping[str
     splits = {split: score_split(some, answered) for split, some in jobs.items()}
     rows = [a.row for a in answered.values()]
     return {
-        "protocol": _protocol(plan, any(isinstance(some[0].question.domain, Arc) for some in jobs.values())),
+        "protocol": _protocol(plan, any(some[0].question.domain.grouped for some in jobs.values())),
         "attempts": plan.attempts,
         "complete": all(score["complete"] for score in splits.values()),
         "served_as": sorted({row["served"] for row in rows if row["served"]}),
@@ -192,9 +191,10 @@ def _scores(plan: Plan, jobs: Mapping[str, Sequence[Job]], answered: Mapping[str
     }
 
 
-def _protocol(plan: Plan, arc: bool) -> str:
+def _protocol(plan: Plan, grouped: bool) -> str:
+    each = "test input, with the demonstrations of its task" if grouped else "example"
     return (
-        f"zero-shot: one prompt for each {'test input, with the demonstrations of its task' if arc else 'example'}; "
+        f"zero-shot: one prompt for each {each}; "
         f"{plan.attempts} independent answer{'s' if plan.attempts > 1 else ''} each, exact and valid are of the first; "
         f"unparseable answers count as wrong; parameters: {json.dumps(plan.parameters)}, all others the server's own"
     )

@@ -1,8 +1,9 @@
-"""The trained models that come with the package, each with a card that says what it can and cannot do."""
+"""Trained models, ponder's and the user's own, each with a card that says what it can and cannot do."""
 
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.domains.contract import Progress, silent
 from ponder.evaluation import records as evaluate
-from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
 
@@ -46,8 +47,15 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def list_cards(zoo: Path = ZOO) -> list[dict[str, Any]]:
-    return [read_card(path.parent) for path in sorted(zoo.glob(f"[!.]*/{runs.CONFIG}"))]
+def list_cards() -> list[dict[str, Any]]:
+    """The cards of all models in the zoo. One that cannot be read is left out with a line that says why."""
+    cards = []
+    for name, folder in sorted(zoo_folders().items()):
+        try:
+            cards.append(read_card(folder))
+        except (UserError, OSError, ValueError) as error:
+            print(f"ponder: the zoo model {name} is left out: {error}", file=sys.stderr)
+    return cards
 
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -102,14 +110,14 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
 # Adding ---------------------------------------------------------------------------------------------------------------
 
 
-def add(
-    run: Path, name: str, limits: str = "", data_dir: Path = Path("data"), zoo: Path = ZOO, progress: Progress = silent
-) -> Path:
+def add(run: Path, name: str, limits: str, data_dir: Path, zoo: Path, progress: Progress = silent) -> Path:
     """Put the averaged weights of a run's best checkpoint into the zoo, with a card from a fresh evaluation."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UserError(f"{name!r} is no name for the zoo: use small letters, digits and single hyphens: sudoku-9x9")
     if not (run / runs.CONFIG).is_file():
         raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
+    if zoo != ZOO and (ZOO / name).exists():
+        raise UserError(f"{name} is a model that comes with ponder: choose another name")
     opened = open_weights(run)
     if opened.config is None or opened.domain is None or opened.update is None:
         raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
@@ -128,7 +136,7 @@ def add(
             with files.folder_aside(zoo / name) as part:
                 shutil.copytree(aside, part, dirs_exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write to {zoo} ({error.strerror}): is ponder installed read-only?") from None
+            raise UserError(f"cannot write to {zoo} ({error.strerror}): give XDG_DATA_HOME another folder") from None
     return zoo / name
 
 

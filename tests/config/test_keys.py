@@ -10,14 +10,14 @@ from pydantic_core import to_jsonable_python
 
 from ponder.config.resolve import LABELS, WITHOUT_EFFECT, Config, resolve
 from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
-from ponder.domains.registry import DOMAINS
+from ponder.domains.registry import BUILT_IN
 
 PINNED = Path(__file__).parent / "defaults.json"
 CLASSES: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
     "train": TrainConfig,
     "eval": EvalConfig,
-    **{f"data of {name}": domain.Params for name, domain in DOMAINS.items()},
+    **{f"data of {name}": domain.Params for name, domain in BUILT_IN.items()},
 }
 
 
