@@ -30,8 +30,8 @@ def main(args: Sequence[str]) -> None:
         "Bytes kept: for the backward pass, in float32, by the CPU's kernels.",
     )
     parser.add_argument("preset", help="a model (hrm, ponder, ...), a preset (sudoku-mini, ...), or all")
-    parser.add_argument("--seq-len", type=int, help="tokens of a puzzle (default: the preset's; 81 for a model)")
-    parser.add_argument("--steps", type=int, help="ACT steps of one answer (default: the preset's)")
+    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of a puzzle (default: the preset's, or 81)")
+    parser.add_argument("--steps", type=int, metavar="T", help="ACT steps of one answer (default: the preset's)")
     known = parser.parse_args(args)
     print_cost(known.preset, known.seq_len, known.steps)
 
