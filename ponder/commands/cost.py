@@ -52,9 +52,8 @@ def _subject(name: str) -> _Subject:
 
     if name in model_names() and not name.endswith("-mini"):
         return _Subject(ModelConfig(**model_preset(name, "paper")["model"]), *SUDOKU, 1)
-    if name in model_names():
-        # A mini model takes its width from a domain's mini preset.
-        config = resolve("sudoku-mini", name.removesuffix("-mini"))
+    if (model := name.removesuffix("-mini")) in model_names():
+        config = resolve("sudoku-mini", model)  # a mini model takes its width from a domain's mini preset
     elif name in preset_names() or name.endswith((".yaml", ".yml")):
         config = resolve(name)
     else:

@@ -15,6 +15,12 @@ def test_every_preset_resolves_with_every_model(preset: str) -> None:
         assert from_flat(config.flat()) == config
 
 
+def test_no_two_recipes_are_the_same() -> None:
+    """A mini form that changes nothing is not needed: the recipe itself is taken."""
+    recipes = [configuration.model_preset(name, "paper") for name in configuration.model_names()]
+    assert all(recipes[i] not in recipes[:i] for i in range(len(recipes)))
+
+
 def test_mini_presets_keep_the_rules_of_the_design() -> None:
     """Warm-up at most 5% of the updates, EMA window at most 10%."""
     for preset in configuration.preset_names():
