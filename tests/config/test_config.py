@@ -48,7 +48,7 @@ def test_compile_takes_the_words_it_names(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--train.lrr", "1"], "did you mean 'lr'"),
         (["--lr", "1"], "--train.lr"),
@@ -65,10 +65,10 @@ def test_compile_takes_the_words_it_names(word: str) -> None:
         (["oops"], "oops"),
     ],
 )
-def test_mistakes_are_named_in_one_line(words: list[str], said: str) -> None:
+def test_mistakes_are_named_in_one_line(words: list[str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         resolve("sudoku-mini", None, parse_overrides(words))
-    assert said in str(caught.value) and "\n" not in str(caught.value)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_unknown_preset_and_model_name_the_nearest() -> None:
