@@ -30,8 +30,8 @@ def main(args: Sequence[str]) -> None:
         "Bytes kept: for the backward pass, in float32, by the CPU's kernels.",
     )
     parser.add_argument("preset", help="a model (hrm, ponder, ...), a preset (sudoku-mini, ...), or all")
-    parser.add_argument("--seq-len", type=int, help="tokens of a puzzle (default: the preset's; 81 for a model)")
-    parser.add_argument("--steps", type=int, help="ACT steps of one answer (default: the preset's)")
+    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of a puzzle (default: the preset's, or 81)")
+    parser.add_argument("--steps", type=int, metavar="T", help="ACT steps of one answer (default: the preset's)")
     known = parser.parse_args(args)
     print_cost(known.preset, known.seq_len, known.steps)
 
@@ -52,9 +52,8 @@ def _subject(name: str) -> _Subject:
 
     if name in model_names() and not name.endswith("-mini"):
         return _Subject(ModelConfig(**model_preset(name, "paper")["model"]), *SUDOKU, 1)
-    if name in model_names():
-        # A mini model takes its width from a domain's mini preset.
-        config = resolve("sudoku-mini", name.removesuffix("-mini"))
+    if (model := name.removesuffix("-mini")) in model_names():
+        config = resolve("sudoku-mini", model)  # a mini model takes its width from a domain's mini preset
     elif name in preset_names() or name.endswith((".yaml", ".yml")):
         config = resolve(name)
     else:

@@ -17,14 +17,16 @@ console = Console(highlight=False)
 
 def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="ponder data", description="Build, look at and verify datasets.")
-    parser.add_argument("action", choices=("build", "show", "verify"))
-    parser.add_argument("what", metavar="PRESET_OR_PATH")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--workers", type=int, default=None, help="processes; changes nothing but the time")
-    parser.add_argument("--split", default="train")
-    parser.add_argument("--index", type=int, default=0)
-    parser.add_argument("--subsample", type=int, help="keep this many training examples (seeded)")
-    parser.add_argument("--svg", type=Path, help="also write the picture")
+    parser.add_argument(
+        "action", choices=("build", "show", "verify"), help="make it, look at an example, check what is stored"
+    )
+    parser.add_argument("what", metavar="PRESET_OR_PATH", help="a preset, or the folder of a dataset")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; changes nothing but the time")
+    parser.add_argument("--split", default="train", help="show: of which split")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="show: which of its examples")
+    parser.add_argument("--subsample", type=int, metavar="N", help="keep this many training examples (seeded)")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="show: also write the picture")
     known, overrides = parser.parse_known_args(args)
     if known.action == "verify":
         verify_dataset(Path(known.what))

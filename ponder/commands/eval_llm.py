@@ -73,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--price-in", type=float, metavar="X", help="price of a million prompt tokens")
     add("--price-out", type=float, metavar="Y", help="price of a million answer tokens")
     add("--out", type=Path, metavar="DIR", help="folder of transcript and scores (default runs/llm-MODEL-PRESET)")
-    add("--data-dir", type=Path, default=Path("data"))
+    add("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
     return parser
 
 

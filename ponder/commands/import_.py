@@ -14,12 +14,14 @@ def main(args: Sequence[str]) -> None:
         description="Convert a checkpoint that the authors' code of HRM, TRM or URM saved. Nothing in it is executed.",
     )
     parser.add_argument("kind", metavar="KIND", help="hrm, trm or urm")
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path)
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="the file its authors' code saved")
     parser.add_argument(
         "--config", type=Path, required=True, metavar="FILE", help="the all_config.yaml saved beside it"
     )
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="DIR", help="folder to make")
-    parser.add_argument("--seq-len", type=int, help="tokens of a puzzle, where neither weights nor FILE say it")
+    parser.add_argument(
+        "--seq-len", type=int, metavar="N", help="tokens of a puzzle, where neither weights nor FILE say it"
+    )
     parser.add_argument(
         "--identifiers", type=Path, metavar="FILE", help="ARC: the identifiers.json of the dataset it was trained on"
     )

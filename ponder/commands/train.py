@@ -18,16 +18,20 @@ def main(args: Sequence[str]) -> None:
         description="Train a preset. Any value can be overridden: --train.lr 1e-3 --model.layers 2 --data.size 6.",
         epilog="`ponder presets` lists presets and models, `ponder presets NAME` shows every value of one.",
     )
-    parser.add_argument("preset", nargs="?")
+    parser.add_argument("preset", nargs="?", help="a preset, or a YAML file of that form")
     parser.add_argument("--model", help="train another model on this domain, with its own recipe")
-    parser.add_argument("--out", type=Path, help="run folder (default runs/PRESET[-MODEL]-sSEED)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default runs/PRESET[-MODEL]-sSEED)")
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on with a run folder, its configuration included"
     )
-    parser.add_argument("--max-seconds", type=float, help="stop this invocation after so many seconds; resume later")
-    parser.add_argument("--max-updates", type=int, help="stop this invocation after so many updates; resume later")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--device", default="auto")
+    parser.add_argument(
+        "--max-seconds", type=float, metavar="S", help="stop this invocation after so long; resume later"
+    )
+    parser.add_argument(
+        "--max-updates", type=int, metavar="N", help="stop this invocation after so many updates; resume later"
+    )
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
+    parser.add_argument("--device", default="auto", help="cpu, cuda, mps; auto: the fastest there is")
     parser.add_argument("--processes", type=int, metavar="N", help="share the batch over N processes (default: chosen)")
     parser.add_argument("--threads", type=int, metavar="N", help="threads of each process (default: chosen)")
     parser.add_argument("--fresh", action="store_true", help="delete what is in the run folder and start over")

@@ -16,10 +16,15 @@ def main(args: Sequence[str]) -> None:
         prog="ponder zoo",
         description="List the trained models, show the card of one, or add one to your own: `ponder zoo add RUN NAME`.",
     )
-    parser.add_argument("words", nargs="*", metavar="NAME | add RUN NAME")
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="NAME | add RUN NAME",
+        help="the model whose card to show, or the run to add and its name",
+    )
     parser.add_argument("--limits", default="", help="with add: what a user should know about where it fails")
     parser.add_argument("--shipped", action="store_true", help="with add: into the package itself, for maintainers")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
     parser.add_argument("--json", action="store_true", help="the card or cards as JSON")
     known = parser.parse_intermixed_args(args)
     from ponder.inference.weights import ZOO, user_zoo, zoo_folders

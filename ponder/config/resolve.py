@@ -30,8 +30,8 @@ training (log_every, eval.examples)."""
 class DataConfig(Frozen):
     """In YAML and on the command line the domain's own parameters stand beside `domain` and `seed`."""
 
-    domain: str
-    seed: int = 0
+    domain: str = Field(description="which kind of puzzle")
+    seed: int = Field(0, description="of what is generated, drawn or split off")
     params: SerializeAsAny[Params]
 
     @model_validator(mode="before")
@@ -53,9 +53,9 @@ class DataConfig(Frozen):
 
 
 class Config(Frozen):
-    preset: str
-    scale: Literal["mini", "paper"]
-    about: str = ""
+    preset: str = Field(description="the preset's name; a label only")
+    scale: Literal["mini", "paper"] = Field(description="which form of a model's recipe it takes")
+    about: str = Field("", description="what it is, in a line; a label only")
     seed: int = Field(0, ge=0, lt=2**32, description="initial weights, data order, dropout, noise, exploration")
     data: DataConfig
     model: ModelConfig = ModelConfig()

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import ponder
-from benchmarks import notebook
 from ponder.cli import main
 from ponder.config.resolve import Config
 from ponder.config.resolve import resolve as resolve_command
 from tests.conftest import tiny
 from tests.support import ROOT
+from tools import notebook
 
 SHORT = tiny(train={"updates": 8})
 NOTEBOOK = json.loads(notebook.NOTEBOOK.read_text(encoding="utf-8"))

@@ -65,7 +65,7 @@ def test_build_show_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["trian"], "did you mean 'train'"),
         (["train"], "which preset"),
@@ -82,11 +82,11 @@ def test_build_show_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = ponder(capsys, *words)
-    assert code == 2 and said in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -62,11 +62,11 @@ def test_the_folder_gives_the_published_outputs(name: str, tmp_path: Path) -> No
 
 def test_the_folder_says_where_it_came_from(hrm: Published) -> None:
     hrm.run("--seq-len", "9")
-    said = json.loads((hrm.out / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((hrm.out / "config.json").read_text(encoding="utf-8"))
     assert sorted(p.name for p in hrm.out.iterdir()) == ["config.json", "weights.safetensors"]
-    assert said["kind"] == "imported"
-    assert (said["vocab"], said["tokens"], said["task_ids"]) == (7, 9, 3)
-    assert said["source"] == {
+    assert config["kind"] == "imported"
+    assert (config["vocab"], config["tokens"], config["task_ids"]) == (7, 9, 3)
+    assert config["source"] == {
         "kind": "hrm",
         "checkpoint": "step_10",
         "sha256": hashlib.sha256(hrm.checkpoint.read_bytes()).hexdigest(),

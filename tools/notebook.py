@@ -1,4 +1,4 @@
-"""Runs docs/research.ipynb and stores what its cells print and draw: `python -m benchmarks.notebook`.
+"""Runs docs/research.ipynb and stores what its cells print and draw: `python -m tools.notebook`.
 
 Only the code is written by hand; no Jupyter is needed. Beside `print`, a cell shows the value of its last line and the
 figures it leaves open, as in Jupyter. Trains in a temporary folder.
