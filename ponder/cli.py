@@ -22,6 +22,13 @@ def domains(args: Sequence[str]) -> None:
     print_domains()
 
 
+def domain(args: Sequence[str]) -> None:
+    """start a domain of your own, and check it"""
+    from ponder.commands.domain import main
+
+    main(args)
+
+
 def presets(args: Sequence[str]) -> None:
     """list the presets and the models; with a name, show what it resolves to"""
     parser = _parser("presets", "List presets and models, or show one resolved.")
@@ -193,6 +200,7 @@ VERBS: dict[str, Callable[[Sequence[str]], None]] = {
     "solve": solve,
     "zoo": zoo,
     "domains": domains,
+    "domain": domain,
     "presets": presets,
     "data": data,
     "train": train,
