@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ponder.base.errors import UserError
-from ponder.domains import conform, registry, skeleton
 
 
 def main(args: Sequence[str]) -> None:
@@ -14,13 +13,15 @@ def main(args: Sequence[str]) -> None:
         description="`new NAME` writes a package with a small puzzle, ready to train; `check NAME` tries whether a "
         "domain keeps its contract. See docs/domains.md.",
     )
-    parser.add_argument("action", choices=("new", "check"))
-    parser.add_argument("name")
+    parser.add_argument("action", choices=("new", "check"), help="what to do")
+    parser.add_argument("name", help="of the domain")
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--grid", metavar="HxW", default="4x4", help="with new: puzzles on a grid (default 4x4)")
     kind.add_argument("--sequence", metavar="N", type=int, help="with new: puzzles in a line of up to N symbols")
     parser.add_argument("--out", type=Path, metavar="DIR", help="with new: the folder (default ./ponder-NAME)")
     known = parser.parse_args(args)
+    from ponder.domains import conform, registry, skeleton
+
     if known.action == "check":
         domain = registry.find(known.name)
         if found := conform.problems(domain(domain.Params())):

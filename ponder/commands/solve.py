@@ -122,7 +122,7 @@ def _reads(shelf: Shelf, wanted: str, puzzle: str) -> bool:
 
 def _lines(path: Path) -> list[str]:
     try:
-        return path.read_text().splitlines()
+        return path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise UserError(f"cannot read {path} ({error.strerror}): give a file with one puzzle a line") from None
     except UnicodeDecodeError:

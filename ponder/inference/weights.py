@@ -1,6 +1,5 @@
 """Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder."""
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ponder import checkpoint
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
@@ -56,7 +56,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
         path = zoo[str(where)]
     run, saved = _locate(path)
-    said = json.loads((run / "config.json").read_text())
+    said = files.read_json(run / "config.json")
     if saved is not None:
         chosen = "ema" if weights == "ema" and saved.has("ema") else "weights"
         tensors, sha256 = saved.tensors(chosen), saved.state["files"][f"{chosen}.safetensors"]
@@ -64,7 +64,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
         from safetensors.torch import load_file
 
         file = run / "weights.safetensors"
-        tensors, sha256 = load_file(file), checkpoint.sha256(file)
+        tensors, sha256 = load_file(file), files.sha256(file)
     if said.get("kind") == "imported":
         config, domain = None, None
         model = Reasoner(ModelConfig.model_validate(said["model"]), said["vocab"], said["tokens"], said["task_ids"])

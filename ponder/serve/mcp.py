@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from ponder import __version__
+from ponder.base import files
 from ponder.base.errors import UserError, needs_extra
 from ponder.domains import registry
 from ponder.domains.contract import Json, Misfit, Tool
@@ -184,7 +185,7 @@ def _sizes(able: Sequence[Solver]) -> str:
 
 def _limits(solver: Solver) -> str | None:
     card = solver.opened.path / "card.json"
-    return json.loads(card.read_text())["limits"] if card.is_file() else None
+    return files.read_json(card)["limits"] if card.is_file() else None
 
 
 def _example(solver: Solver) -> Json:

@@ -55,7 +55,7 @@ def reads(source: str, section: str, cls: str) -> set[str]:
 def everywhere(section: str, cls: str) -> set[str]:
     root = Path(ponder.__file__).parent
     files = [path for path in root.rglob("*.py") if path.parent != root / "config"]
-    return set().union(*(reads(path.read_text(), section, cls) for path in files))
+    return set().union(*(reads(path.read_text(encoding="utf-8"), section, cls) for path in files))
 
 
 @pytest.mark.parametrize("section", SECTIONS)

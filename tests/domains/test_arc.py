@@ -124,18 +124,18 @@ def fake_conceptarc(folder: Path) -> Path:
         for number in range(10):
             path = folder / "corpus" / f"C{concept_number}" / f"C{concept_number}_{number}.json"
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"train": [pair], "test": [pair] * 3}))
+            path.write_text(json.dumps({"train": [pair], "test": [pair] * 3}), encoding="utf-8")
     return folder
 
 
 def test_conceptarc_folder_is_read_strictly(tmp_path: Path) -> None:
     folder = fake_conceptarc(tmp_path / "c")
-    (folder / "corpus" / "C0" / "C0Minimal.json").write_text(json.dumps({"train": [], "test": []}))
+    (folder / "corpus" / "C0" / "C0Minimal.json").write_text(json.dumps({"train": [], "test": []}), encoding="utf-8")
     assert len(read_conceptarc(folder)) == 160
     (folder / "corpus" / "C1" / "C1_1.json").unlink()
     with pytest.raises(UserError, match=r"159 tasks with 477 test inputs.*--data\.conceptarc"):
         read_conceptarc(folder)
-    (folder / "corpus" / "C1" / "C1_1.json").write_text('{"train": [')
+    (folder / "corpus" / "C1" / "C1_1.json").write_text('{"train": [', encoding="utf-8")
     with pytest.raises(UserError, match=r"C1_1\.json"):
         read_conceptarc(folder)
     with pytest.raises(UserError, match="no ConceptARC folder"):
@@ -700,7 +700,7 @@ def test_published_identifiers_replace_the_draw(tmp_path: Path) -> None:
     task, other = domain.tasks[0].name, domain.tasks[1].name
     path = tmp_path / "identifiers.json"
     listed = ["<blank>", f"{task}_t3_0213456789", task, "unknown_task", f"{task}|||t2|||0123456798"]
-    path.write_text(json.dumps(listed))
+    path.write_text(json.dumps(listed), encoding="utf-8")
     given_ = Arc1(domain.params.model_copy(update={"identifiers": str(path)}))
     arrays = given_.build(seed=0)["train"]
     names = given_.identifiers(seed=0)
@@ -708,7 +708,7 @@ def test_published_identifiers_replace_the_draw(tmp_path: Path) -> None:
     assert given_.task_ids == len(names) == 1 + len(arrays["augmentations"])
     rows = rows_from_identifiers(listed)
     assert [rows.get(name) for name in names[:5]] == [0, 2, 1, 4, None]
-    path.write_text("{}")
+    path.write_text("{}", encoding="utf-8")
     with pytest.raises(UserError, match="identifiers"):
         _ = Arc1(domain.params.model_copy(update={"identifiers": str(path)})).task_ids
 
@@ -737,7 +737,7 @@ def test_registry_and_contract() -> None:
 def test_votes_agree_with_the_published_evaluator() -> None:
     if not GOLDEN.is_file():
         pytest.skip(f"the golden file {GOLDEN} is not here; the small voting cases below ran all the same")
-    golden, stored_ = json.loads(GOLDEN.read_text()), np.load(GOLDEN.with_suffix(".npz"))
+    golden, stored_ = json.loads(GOLDEN.read_text(encoding="utf-8")), np.load(GOLDEN.with_suffix(".npz"))
     predictions = Predictions(
         names=stored_["name"].tolist(),
         inputs=stored_["input"],

@@ -292,7 +292,7 @@ def test_over_stdio() -> None:
 @contextmanager
 def serving() -> Iterator[str]:
     args = [sys.executable, "-m", "ponder", "serve", "--model", "sudoku-4x4", "--port", "0"]
-    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(args, stdout=subprocess.PIPE, encoding="utf-8") as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ponder import Solver, checkpoint, cli
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, parse_overrides, resolve
@@ -59,7 +60,7 @@ def test_a_model_in_the_zoo_is_the_run_it_came_from(run: Path, added: Path) -> N
 
 
 def test_the_card_says_what_the_model_does(run: Path, added: Path, dataset: Dataset) -> None:
-    card = json.loads((added / "card.json").read_text())
+    card = json.loads((added / "card.json").read_text(encoding="utf-8"))
     solver = Solver(added)
     source = dataset.source("test")
     batch = source.fetch(np.arange(len(source)), np.zeros(len(source), dtype=np.int64))
@@ -98,11 +99,11 @@ def test_the_command_is_short() -> None:
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_what_is_shipped_is_whole(name: str) -> None:
-    card: dict[str, Any] = json.loads((ZOO / name / "card.json").read_text())
+    card: dict[str, Any] = json.loads((ZOO / name / "card.json").read_text(encoding="utf-8"))
     weights = ZOO / name / "weights.safetensors"
     solver = Solver(name)
     assert card["name"] == name and card["domain"] == solver.domain.name
-    assert card["sha256"] == checkpoint.sha256(weights) and card["bytes"] == weights.stat().st_size < 5e6
+    assert card["sha256"] == files.sha256(weights) and card["bytes"] == weights.stat().st_size < 5e6
     assert card["parameters"] == sum(p.numel() for p in solver.opened.model.parameters())
     assert solver.opened.config is not None and retold(card["command"]).key() == solver.opened.config.key()
     assert card["limits"] and card["recipe"]["seconds"] > 0 and card["recipe"]["cores"] > 0
@@ -118,7 +119,7 @@ def test_the_listing_and_the_card_in_words(capsys: pytest.CaptureFixture[str]) -
     listing = capsys.readouterr().out
     assert all(name in listing for name in zoo_names())
     assert cli.main(["zoo", "sudoku-4x4"]) == 0
-    card, words = json.loads((ZOO / "sudoku-4x4" / "card.json").read_text()), capsys.readouterr().out
+    card, words = json.loads((ZOO / "sudoku-4x4" / "card.json").read_text(encoding="utf-8")), capsys.readouterr().out
     assert card["command"] in words and f"{card['parameters']:,}" in words and card["data"]["hash"] in words
     assert cli.main(["zoo", "--json", "sudoku-4x4"]) == 0
     assert json.loads(capsys.readouterr().out) == card
@@ -192,7 +193,7 @@ def test_misuse_is_one_line(args: list[str], words: str, capsys: pytest.CaptureF
 
 
 def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(tiny().flat()))
+    (tmp_path / "config.json").write_text(json.dumps(tiny().flat()), encoding="utf-8")
     with pytest.raises(UserError, match="holds no checkpoint"):
         cards.add(tmp_path, "x", "", tmp_path, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
@@ -201,6 +202,6 @@ def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
 def test_a_model_that_is_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maze-9x9", ".maze-9x9-part"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text("{}", encoding="utf-8")
     monkeypatch.setattr("ponder.inference.weights.ZOO", tmp_path)
     assert zoo_names() == ["maze-9x9"]

@@ -5,7 +5,6 @@ Nothing but the task id tells a model which task an input belongs to, so the dem
 """
 
 import difflib
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from pydantic import Field
 from rich.text import Text
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.domains.arc.augment import (
     BLANK,
@@ -168,7 +168,7 @@ class Arc(Domain):
             return None
         path = Path(self.params.identifiers)
         try:
-            names = rows_from_identifiers(json.loads(path.read_text()))
+            names = rows_from_identifiers(files.read_json(path))
         except (OSError, ValueError) as error:
             raise UserError(
                 f"{path} is not a published identifiers.json ({error}); give a JSON list of names"
