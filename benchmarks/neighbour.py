@@ -1,9 +1,8 @@
-"""What a busy neighbour costs: `python -m benchmarks.neighbour [--seconds 15] [--rounds 2] [--save]`.
+"""What a busy neighbour costs: `python -m benchmarks.neighbour [--seconds 15] [--rounds 2] [--active] [--save]`.
 
 Training, evaluating, solving and serving by their plain commands, alone and with one process beside them that keeps a
-core busy, in turns. A neighbour on one of C cores may cost its share, and no more. What was fair on two cores when this was
-written: of three that want a core, each gets two thirds of one. `--active` adds the same with threads that spin while they
-wait, as they do when nobody tells them otherwise.
+core busy, in turns. The neighbour may cost its share and no more: of three that want two cores, each gets two thirds of
+one. `--active` adds the same with threads that spin while they wait, as they do when nobody tells them otherwise.
 """
 
 import argparse
