@@ -17,8 +17,8 @@ from pydantic_core import to_jsonable_python
 
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import EvalConfig, Frozen, ModelConfig, TrainConfig, parse
+from ponder.domains import registry
 from ponder.domains.contract import Domain, Params
-from ponder.domains.registry import DOMAINS
 
 PRESETS = Path(__file__).parents[1] / "presets"
 LABELS = ("preset", "scale", "about", "model.name")
@@ -30,8 +30,8 @@ training (log_every, eval.examples)."""
 class DataConfig(Frozen):
     """In YAML and on the command line the domain's own parameters stand beside `domain` and `seed`."""
 
-    domain: str
-    seed: int = 0
+    domain: str = Field(description="which kind of puzzle")
+    seed: int = Field(0, description="of what is generated, drawn or split off")
     params: SerializeAsAny[Params]
 
     @model_validator(mode="before")
@@ -39,24 +39,23 @@ class DataConfig(Frozen):
     def _flat(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or isinstance(value.get("params"), Params):
             return value
-        name = value.get("domain")
-        if name not in DOMAINS:
-            raise unknown("domain", name, DOMAINS)
+        name = str(value.get("domain"))
+        domain = registry.find(name)
         rest = {k: v for k, v in value.items() if k not in ("domain", "seed")}
-        parsed = parse(DOMAINS[name].Params, rest, "data")
+        parsed = parse(domain.Params, rest, "data")
         return {"domain": name, "seed": value.get("seed", 0), "params": parsed}
 
     def make(self) -> Domain:
-        return DOMAINS[self.domain](self.params)
+        return registry.find(self.domain)(self.params)
 
     def flat(self) -> dict[str, Any]:
         return {"domain": self.domain, "seed": self.seed, **self.params.model_dump(mode="json")}
 
 
 class Config(Frozen):
-    preset: str
-    scale: Literal["mini", "paper"]
-    about: str = ""
+    preset: str = Field(description="the preset's name; a label only")
+    scale: Literal["mini", "paper"] = Field(description="which form of a model's recipe it takes")
+    about: str = Field("", description="what it is, in a line; a label only")
     seed: int = Field(0, ge=0, lt=2**32, description="initial weights, data order, dropout, noise, exploration")
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -98,7 +97,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    return sorted(p.stem for p in PRESETS.glob("*.yaml"))
+    return sorted({path.stem for path in (*PRESETS.glob("*.yaml"), *registry.presets())})
 
 
 def model_names() -> list[str]:
@@ -107,8 +106,10 @@ def model_names() -> list[str]:
 
 def _read(folder: Path, name: str, kind: str) -> dict[str, Any]:
     path = folder / f"{name}.yaml"
+    if not path.is_file() and kind == "preset":
+        path = next((each for each in registry.presets() if each.stem == name), path)
     if not path.is_file():
-        raise unknown(kind, name, (p.stem for p in folder.glob("*.yaml")))
+        raise unknown(kind, name, preset_names() if kind == "preset" else model_names())
     data = read_yaml(path)
     parent = data.pop("extends", None)
     return merge(_read(folder, parent, kind), data) if parent else data
@@ -116,7 +117,7 @@ def _read(folder: Path, name: str, kind: str) -> dict[str, Any]:
 
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text())
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):

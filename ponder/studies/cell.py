@@ -1,9 +1,8 @@
 """One cell from training to its stored result: what is trained, what is measured after it, what is kept."""
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 import torch
 
 from ponder import checkpoint, data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
@@ -77,7 +76,7 @@ def together(wanted: Sequence[After], budget: int) -> After:
 def trained(cell: Cell, folder: Path) -> dict[str, Any]:
     """What the run folder says, made small; the result's schema leaves out the rest."""
     rows = read_log(folder / "metrics.jsonl")
-    result = json.loads((folder / runs.RESULT).read_text())
+    result = files.read_json(folder / runs.RESULT)
     config = cell.config
     domain = config.data.make()
     work = cost.flops(config.model, len(domain.vocab), domain.seq_len)
@@ -153,14 +152,14 @@ def measure(config: Config, after: After, examples: int, folder: Path, data_dir:
 def profile(model: Reasoner, how: Plan, split: str) -> dict[str, Any]:
     """One split at every forced step, and each example's verdict at the training budget and at the end."""
     domain, source = how.dataset.domain, how.dataset.source(split)
-    rest = (how.steps, how.batch, how.here, how.precision)
+    settings = evaluate.Settings(how.steps, how.batch, how.limit, how.precision)
     head, arc = model.config.halting != "none", {}
     if isinstance(source, ArcEvaluation):
-        voted = run_votes(model, domain, source, *rest)  # all votes count
+        voted = run_votes(model, domain, source, replace(settings, limit=None), how.here)  # all votes count
         records = voted.plain.records
         arc = {"arc": score_arc(voted, domain, head).score}
     else:
-        records = evaluate.run_split(model, domain, source, *rest, how.limit)
+        records = evaluate.run_split(model, domain, source, settings, how.here)
     within = records.first(how.budget)
     few = how.limit is None or records.n <= how.limit  # the votes of a whole ARC set would fill the file
     return {

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.config.resolve import from_flat
 from ponder.studies.result import VERSION
-from ponder.studies.store import Store, holder, write_aside
+from ponder.studies.store import Store
 
 KEY = 12
 """Letters of a key; what follows names the threads."""
@@ -20,7 +21,7 @@ def migrate(store: Store) -> Iterator[str]:
     old = store.root / "old"
     for path in sorted(store.root.glob("*.json")):
         try:
-            result = json.loads(path.read_text())
+            result = files.read_json(path)
             key = from_flat(result["config"]).key() + path.stem[KEY:]
         except (UserError, ValueError, KeyError, TypeError) as error:
             yield f"{path} cannot be read ({str(error) or type(error).__name__}): move it elsewhere"
@@ -32,10 +33,10 @@ def migrate(store: Store) -> Iterator[str]:
     for result in sorted(renamed, key=_depth, reverse=True):
         path = store.path(result["key"])
         if path.exists():
-            kept = json.loads(path.read_text())["label"]
+            kept = files.read_json(path)["label"]
             yield f"{result['label']} is the same training as {kept}, which was measured deeper and is kept"
         else:
-            write_aside(path, json.dumps(result, separators=(",", ":")) + "\n")
+            files.write(path, json.dumps(result, separators=(",", ":")) + "\n")
     runs = sum(_move_run(store, path) for path in sorted(store.runs.glob("*/config.json")))
     yield f"{len(renamed)} results in {store.root} and {runs} runs in {store.runs} have new names"
     if renamed:
@@ -51,8 +52,8 @@ def _depth(result: dict[str, Any]) -> tuple[int, int, bool]:
 def _move_run(store: Store, config: Path) -> bool:
     """A run folder with its log; one that is being worked on, or whose new name is taken, stays."""
     old = config.parent.name
-    new = from_flat(json.loads(config.read_text())).key() + old[KEY:]
-    if new == old or store.folder(new).exists() or holder(store.lock(old)) is not None:
+    new = from_flat(files.read_json(config)).key() + old[KEY:]
+    if new == old or store.folder(new).exists() or files.holder(store.lock(old)) is not None:
         return False
     for of in (store.log, store.folder):
         if of(old).exists():

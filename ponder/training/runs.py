@@ -3,45 +3,25 @@
 import json
 import shutil
 import signal
-from argparse import Namespace
 from pathlib import Path
+from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
-from ponder.training.trackers import Tracked, check_trackers, open_trackers
+from ponder.training.trackers import Callback, Tracked, check_trackers, open_trackers
 from ponder.training.view import view_for
 
 CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
 
 
-def train_main(args: Namespace, overrides: list[str]) -> None:
-    """`ponder train`."""
-    if args.resume is not None:
-        if args.fresh:
-            raise UserError("--resume goes on with a run and --fresh deletes it: leave out one of them")
-        if args.preset or overrides or args.model:
-            raise UserError(
-                "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
-            )
-        folder, config = args.resume, read_config(args.resume)
-    elif args.preset is None:
-        raise UserError(f"which preset? one of {', '.join(configuration.preset_names())}")
-    else:
-        config = configuration.resolve(args.preset, args.model, configuration.parse_overrides(overrides))
-        folder = args.out or Path("runs") / "-".join(
-            [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
-        )
-    limits = Limits(args.max_seconds, args.max_updates)
-    here = runtime.start(args.device)
-    outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
-    if here.main and not args.quiet:
-        print(closing_words(folder, outcome))
-    here.close()
+def default_folder(config: Config, model: str | None = None) -> Path:
+    """Where a run belongs that nobody gave a place: runs/PRESET[-MODEL]-sSEED."""
+    return Path("runs") / "-".join([config.preset, *([model] if model else []), f"s{config.seed}"])
 
 
 def train_in(
@@ -52,12 +32,13 @@ def train_in(
     limits: Limits,
     quiet: bool = False,
     fresh: bool = False,
+    callback: Callback | None = None,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
-    replaces what it holds). A start that is refused leaves no folder behind."""
+    replaces what it holds). `callback` gets every row of the log. A start that is refused leaves no folder behind."""
     made = here.main and (fresh or not (folder / CONFIG).is_file())
     try:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh)
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
     except UserError:
         if made and (folder / CONFIG).is_file() and not _began(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -65,7 +46,14 @@ def train_in(
 
 
 def _train_in(
-    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool, fresh: bool
+    config: Config,
+    folder: Path,
+    data_dir: Path,
+    here: runtime.Runtime,
+    limits: Limits,
+    quiet: bool,
+    fresh: bool,
+    callback: Callback | None,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
@@ -82,10 +70,12 @@ def _train_in(
         dataset.check_hashes()
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         _same_data(folder, dataset)
-        (folder / ENVIRONMENT).write_text(json.dumps(about, indent=1))
-    view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
+        files.write_json(folder / ENVIRONMENT, about)
+    trackers = open_trackers(config, folder) if here.main else []
+    view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
     stop = Stop()
-    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there
+    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
     try:
         outcome = train(config, folder, dataset, here, view, limits, stop)
     finally:
@@ -120,7 +110,7 @@ def _began(folder: Path) -> bool:
 def _same_data(folder: Path, dataset: data.Dataset) -> None:
     """A run goes on with the very data it began with."""
     try:
-        before = json.loads((folder / ENVIRONMENT).read_text())["data_hash"]
+        before = files.read_json(folder / ENVIRONMENT)["data_hash"]
     except (OSError, ValueError, KeyError):
         return
     if before != dataset.hash and _began(folder):
@@ -140,20 +130,17 @@ def open_folder(folder: Path, config: Config) -> None:
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
         return
-    part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
-    if folder.exists() and any(path != part for path in folder.iterdir()):
+    if folder.exists() and any(not files.unfinished(path) for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(config.flat(), indent=1))
-        part.rename(folder / CONFIG)
+        files.write_json(folder / CONFIG, config.flat())
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
 
 
 def read_config(folder: Path) -> Config:
     try:
-        return configuration.from_flat(json.loads((folder / CONFIG).read_text()))
+        return configuration.from_flat(files.read_json(folder / CONFIG))
     except FileNotFoundError:
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
     except json.JSONDecodeError:
@@ -172,24 +159,5 @@ def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
         "environment": runtime.environment(),
         **summary(rows, config.eval.select),
     }
-    part = folder / f".{RESULT}.part"
-    part.write_text(json.dumps(result, indent=1))
-    part.rename(folder / RESULT)
+    files.write_json(folder / RESULT, result)
     draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
-
-
-def closing_words(folder: Path, outcome: Outcome) -> str:
-    if not outcome.finished:
-        return (
-            f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
-            f"Go on with: ponder train --resume {folder}"
-        )
-    result = json.loads((folder / RESULT).read_text())
-    lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
-    for split, score in result["last"]["ema"].items():
-        chosen = result["chosen_on_val"]["ema"][split]
-        lines.append(
-            f"  {split}: exact {score['exact']:.1%}, valid {score['valid']:.1%} (last); exact {chosen['exact']:.1%} "
-            f"(chosen on val); n {result['n'][split]}"
-        )
-    return "\n".join(lines)

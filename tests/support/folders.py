@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ponder import checkpoint
-from ponder.commands.import_ import weights_of
 from ponder.config.resolve import Config, resolve
+from ponder.model.published import weights_of
 from ponder.model.reasoner import Reasoner
 
 SMALL: dict[str, Any] = {"width": 16, "heads": 2, "expansion": 1.0, "layers": 1, "max_steps": 2}
@@ -30,5 +30,5 @@ def random_folder(folder: Path, config: Config, task_ids: int = 1) -> Path:
             model.q_head.weight.normal_()
     folder.mkdir(parents=True)
     checkpoint.write_tensors(folder, "weights", weights_of(model))
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
     return folder

@@ -1,46 +1,43 @@
-"""What the commands about presets and data print."""
+"""`ponder data`: build a preset's dataset, look at an example, verify what is stored."""
 
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from ponder.base.console import Bar
 from ponder.base.errors import UserError
-from ponder.config import resolve as configuration
-from ponder.data import Dataset, verify
-from ponder.domains.registry import DOMAINS
+from ponder.data import Dataset, open_named, verify
 
 console = Console(highlight=False)
 
 
-def print_domains() -> None:
-    table = Table(box=None, padding=(0, 2))
-    for column in ("domain", "what it is", "presets"):
-        table.add_column(column)
-    for name, domain in DOMAINS.items():
-        presets = [p for p in configuration.preset_names() if p == name or p.startswith(f"{name}-")]
-        table.add_row(f"[bold]{name}[/]", domain.title, "\n".join(presets))
-    console.print(table)
-
-
-def print_presets() -> None:
-    table = Table(box=None, padding=(0, 2))
-    for column in ("preset", "scale", "about"):
-        table.add_column(column)
-    for name in configuration.preset_names():
-        config = configuration.resolve(name)
-        table.add_row(f"[bold]{name}[/]", config.scale, config.about)
-    console.print(table)
-    models = [m for m in configuration.model_names() if not m.endswith("-mini")]
-    console.print(f"\nmodels (--model): [bold]{', '.join(models)}[/]; at mini scale each in its mini form")
-
-
-def print_preset(name: str, model: str | None, overrides: list[str]) -> None:
-    config = configuration.resolve(name, model, configuration.parse_overrides(overrides))
-    print(yaml.safe_dump(config.flat(), sort_keys=False, default_flow_style=None, width=110), end="")
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="ponder data", description="Build, look at and verify datasets.")
+    parser.add_argument(
+        "action", choices=("build", "show", "verify"), help="make it, look at an example, check what is stored"
+    )
+    parser.add_argument("what", metavar="PRESET_OR_PATH", help="a preset, or the folder of a dataset")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes; changes nothing but the time")
+    parser.add_argument("--split", default="train", help="show: of which split")
+    parser.add_argument("--index", type=int, default=0, metavar="I", help="show: which of its examples")
+    parser.add_argument("--subsample", type=int, metavar="N", help="keep this many training examples (seeded)")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="show: also write the picture")
+    known, overrides = parser.parse_known_args(args)
+    if known.action == "verify":
+        verify_dataset(Path(known.what))
+        return
+    if known.subsample is not None:
+        overrides = [*overrides, "--data.subsample", str(known.subsample)]
+    dataset = open_named(known.what, overrides, known.data_dir, known.workers)
+    if known.action == "build":
+        print_dataset(dataset)
+    else:
+        show_example(dataset, known.split, known.index, known.svg)
 
 
 def print_dataset(dataset: Dataset) -> None:
@@ -75,7 +72,7 @@ def show_example(dataset: Dataset, split: str, index: int, svg: Path | None) -> 
     console.print(domain.render(inputs, labels))
     console.print(f"[dim]as text[/]  {domain.format(inputs)}  ->  {domain.format_answer(inputs, labels)}", markup=True)
     if svg is not None:
-        svg.write_text(domain.svg(inputs, labels))
+        svg.write_text(domain.svg(inputs, labels), encoding="utf-8")
         console.print(f"wrote {svg}")
 
 
