@@ -1,1 +1,1 @@
-"""Speed and memory, measured: `python -m benchmarks.NAME`. What they found is in `results/bench_*` and docs/performance.md."""
+"""Speed and memory, measured: `python -m benchmarks.NAME`. What was found: `results/bench_*`, docs/performance.md."""
