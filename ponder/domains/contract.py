@@ -142,6 +142,8 @@ class Domain(ABC):
     """Whether `check` judges by the rules alone. Where it is False, a valid answer is one that equals the label."""
     grouped: ClassVar[bool] = False
     """Whether several examples can make up one task, which is solved when all of them are (`tasks_of`)."""
+    smoke: ClassVar[Mapping[str, Any]] = {}
+    """Parameters that make the data small enough to try a study in seconds; the rest is as its preset has it."""
     Params: ClassVar[type[Params]] = Sizes
 
     params: Any
