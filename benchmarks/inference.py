@@ -27,8 +27,8 @@ from ponder.base.stats import paired
 from ponder.data import Dataset
 from ponder.domains.contract import Tokens
 from ponder.evaluation.compare import Subject, subject
-from ponder.evaluation.records import Judge, forced_steps
-from ponder.inference.engine import SLOTS, Checker, Engine, Halt, Policy
+from ponder.evaluation.records import Judge
+from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy
 from ponder.inference.weights import open_weights, zoo_names
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_inference.json"
@@ -57,7 +57,6 @@ class Row:
 
 
 def measure(what: Subject, slots: int, rounds: int) -> list[Row]:
-    here = runtime.Runtime(what.model.table.device)
     batch, n = what.batch, len(what.index)
     policies: list[Policy] = [Halt(), Halt(0.9), Checker()]
     answers: dict[str, Tokens] = {}
@@ -68,8 +67,8 @@ def measure(what: Subject, slots: int, rounds: int) -> list[Row]:
         parts = []
         for start in range(0, n, slots):
             rows = slice(start, start + slots)
-            *_, last = forced_steps(what.model, batch.inputs[rows], batch.task_ids[rows], BUDGET, here, "float32")
-            parts.append(last.answers)
+            engine = Engine(what.model, what.domain, slots, Full(), BUDGET)
+            parts.append(engine.run(batch.inputs[rows], batch.task_ids[rows]).answers)
         answers["full"], steps["full"] = np.concatenate(parts), BUDGET
 
     def adaptive(policy: Policy) -> Callable[[], None]:
@@ -168,7 +167,7 @@ def main() -> None:
             "rows": [asdict(row) for row in rows],
         }
         RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

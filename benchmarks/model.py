@@ -275,7 +275,7 @@ def main() -> None:
         print(f"attention, {form['tokens']:4d} tokens: explicit {form['explicit_ms']} ms, fused {form['fused_ms']} ms")
     if args.save:
         RESULT.parent.mkdir(exist_ok=True)
-        said = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        said = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
         said[f"{args.processes} x {threads}"] = {
             "environment": runtime.environment(),
             "load": load,
@@ -283,7 +283,7 @@ def main() -> None:
             "steps": [asdict(r) for r in rows],
             "attention": forms,
         }
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

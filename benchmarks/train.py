@@ -87,7 +87,8 @@ def main() -> None:
         path = Path(__file__).resolve().parents[1] / "results" / "bench_train.json"
         about = {"preset": args.preset, "batch": batch, "cores": os.cpu_count(), "threads": threads}
         path.write_text(
-            json.dumps({**about, "rounds": args.rounds, "peak_flops": peak, "models": rows}, indent=1) + "\n"
+            json.dumps({**about, "rounds": args.rounds, "peak_flops": peak, "models": rows}, indent=1) + "\n",
+            encoding="utf-8",
         )
 
 

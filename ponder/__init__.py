@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from ponder.inference.answers import Answer
     from ponder.inference.solver import Solver
 
+from ponder.base.cores import wait_quietly
+
 __version__ = "0.1.0"
 __all__ = [
     "Answer",
@@ -22,6 +24,8 @@ __all__ = [
     "resolve",
     "train",
 ]
+
+wait_quietly()
 
 
 def __getattr__(name: str) -> Any:

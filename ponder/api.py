@@ -3,7 +3,6 @@
 Each function is a command without its printing; what a mistake gets is a UserError, one line, as on the terminal.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from ponder import data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.console import Bar
 from ponder.base.errors import unknown
 from ponder.config import resolve as configuration
@@ -105,7 +104,7 @@ def train(
         build(config, data_dir)  # with one process: see there
     outcome = runs.train_in(config, folder, Path(data_dir), here, limits or Limits(), quiet, fresh, callback)
     here.barrier()  # the first rank writes the result
-    result = json.loads((folder / runs.RESULT).read_text()) if outcome.finished else None
+    result = files.read_json(folder / runs.RESULT) if outcome.finished else None
     return Trained(folder, outcome, result)
 
 

@@ -1,12 +1,13 @@
 """`ponder VERB`: a dict from verb to the file that holds it, imported when it is called: `--help` answers at once."""
 
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NamedTuple
 
 from ponder import __version__
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError, handed_over, unknown
 
 
 class Verb(NamedTuple):
@@ -44,12 +45,27 @@ VERBS = {
 def usage() -> str:
     lines = [f"ponder {__version__}: recursive reasoning models, from training to solvers", "", "ponder VERB ...", ""]
     lines += [f"  {name:<12} {verb.about}" for name, verb in VERBS.items()]
-    return "\n".join([*lines, "", "`ponder VERB --help` tells more."])
+    return "\n".join([*lines, "", "`ponder VERB --help` tells more; --domain-file FILE brings a domain of your own."])
+
+
+def _with_domain_files(words: Sequence[str]) -> list[str]:
+    """Every verb takes --domain-file FILE: what is left of the words once those are known."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--domain-file", action="append", default=[])
+    if not any(word.partition("=")[0] == "--domain-file" for word in words):
+        return list(words)
+    known, rest = parser.parse_known_args(words)
+    from ponder.domains.registry import use_file
+
+    for path in known.domain_file:
+        use_file(path)
+    return rest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
+        words = _with_domain_files(words)
         if not words or words[0] in ("-h", "--help", "help"):
             print(usage(), flush=True)
         elif words[0] == "--version":
@@ -59,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             VERBS[words[0]].main(words[1:])
     except UserError as error:
-        print(f"ponder: {error}", file=sys.stderr)
+        if not handed_over(error):
+            print(f"ponder: {error}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()
@@ -67,4 +84,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("ponder: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        if not handed_over(error):
+            raise
+        return 1
     return 0

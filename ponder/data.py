@@ -7,8 +7,6 @@ under another name and renamed, so that one under its own name is complete.
 import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ponder.base import files
 from ponder.base.console import Bar
 from ponder.base.errors import UserError, unknown
 from ponder.config.resolve import DataConfig, parse_overrides, resolve
@@ -39,34 +38,28 @@ def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress =
     if (path / MANIFEST).is_file():
         return path
     domain = config.make()
+    began = False
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=root))
+        with files.folder_aside(path, whole=MANIFEST) as aside:
+            began = True
+            splits = domain.build(config.seed, workers, progress)
+            _write(aside, config, domain, splits, progress)
     except OSError as error:
-        raise UserError(f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir") from None
-    try:
-        splits = domain.build(config.seed, workers, progress)
-        _write(aside, config, domain, splits, progress)
-        aside.chmod(0o755)
-        if (path / MANIFEST).is_file():
-            return path  # another process was faster; its bytes are the same
-        if path.exists():
-            shutil.rmtree(path)  # no manifest: a leftover that was never a dataset
-        aside.rename(path)
-    except OSError as error:
-        if error.errno in (28, 122):
+        if not began:
+            raise UserError(
+                f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir"
+            ) from None
+        if error.errno in files.FULL:
             raise UserError(f"the disk of {root} is full: free some space or choose --data-dir") from None
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return path
 
 
 def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str, Arrays], progress: Progress) -> None:
     listed: dict[str, Any] = {}
-    files = [(split, name) for split, arrays in splits.items() for name in arrays]
-    for done, (split, name) in enumerate(files):
-        progress("writing", done, len(files))
+    arrays_of = [(split, name) for split, arrays in splits.items() for name in arrays]
+    for done, (split, name) in enumerate(arrays_of):
+        progress("writing", done, len(arrays_of))
         array = splits[split][name]
         file = f"{split}.{name}.npy"
         np.save(folder / file, array)
@@ -74,9 +67,9 @@ def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str
             "file": file,
             "shape": list(array.shape),
             "dtype": str(array.dtype),
-            "sha256": _sha256(folder / file),
+            "sha256": files.sha256(folder / file),
         }
-    progress("writing", len(files), len(files))
+    progress("writing", len(arrays_of), len(arrays_of))
     manifest = {
         "version": VERSION,
         "data": config.flat(),
@@ -85,12 +78,7 @@ def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str
         "counts": {split: len(arrays["inputs"]) for split, arrays in splits.items()},
         "splits": listed,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    files.write_json(folder / MANIFEST, manifest)
 
 
 @dataclass(frozen=True)
@@ -103,7 +91,7 @@ class Dataset:
     def open(path: Path) -> "Dataset":
         """Open a built dataset. Fails in one line where the manifest is missing, broken or does not match the files."""
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = files.read_json(path / MANIFEST)
         except FileNotFoundError:
             raise UserError(
                 f"{path} holds no dataset (no {MANIFEST}): build one with `ponder data build PRESET`"
@@ -167,7 +155,7 @@ class Dataset:
         entries = [entry for split in self.manifest["splits"].values() for entry in split.values()]
         for done, entry in enumerate(entries):
             progress("hashing", done, len(entries))
-            found = _sha256(self.path / entry["file"])
+            found = files.sha256(self.path / entry["file"])
             if found != entry["sha256"]:
                 raise UserError(
                     f"{self.path / entry['file']} was changed (sha256 {found[:12]}, manifest {entry['sha256'][:12]}): "

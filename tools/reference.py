@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ponder.cli import VERBS
-from ponder.config.resolve import PRESETS, Config, model_names, preset_names, resolve
+from ponder.config.resolve import PRESETS, Config, model_names, resolve
 from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
-from ponder.domains.registry import DOMAINS
+from ponder.domains.registry import BUILT_IN
 
 DOCS = Path(__file__).parents[1] / "docs"
 SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
@@ -31,7 +31,7 @@ A field is set by a preset, on the command line (`--train.lr 1e-3`) or from Pyth
 
 def schema() -> dict[str, Any]:
     """Of a preset's YAML file. Every key may be left out: what a preset does not say is the default's."""
-    classes: list[type[BaseModel]] = [*SECTIONS.values(), Config, *(domain.Params for domain in DOMAINS.values())]
+    classes: list[type[BaseModel]] = [*SECTIONS.values(), Config, *(domain.Params for domain in BUILT_IN.values())]
     _, common = models_json_schema(
         [(each, "validation") for each in dict.fromkeys(classes)], ref_template="#/$defs/{model}"
     )
@@ -47,7 +47,7 @@ def schema() -> dict[str, Any]:
             },
             "additionalProperties": False,
         }
-        for name, domain in DOMAINS.items()
+        for name, domain in BUILT_IN.items()
     ]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -80,11 +80,11 @@ def page() -> str:
     for section, cls in SECTIONS.items():
         lines += [f"### {section}", "", *_fields(cls.model_json_schema()["properties"], section)]
     lines += ["## Domains", "", "The section `data` holds `domain`, `seed` and the parameters of the domain.", ""]
-    for name, domain in DOMAINS.items():
+    for name, domain in BUILT_IN.items():
         lines += [f"### {name}", "", f"{domain.title}.", ""]
         lines += _fields(domain.Params.model_json_schema()["properties"], "data")
-    lines += ["## Presets", ""]
-    lines += _table(("preset", "about"), ((f"`{name}`", resolve(name).about) for name in preset_names()))
+    shipped = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    lines += ["## Presets", "", *_table(("preset", "about"), ((f"`{name}`", resolve(name).about) for name in shipped))]
     lines += ["## Recipes", "", "`--model NAME` puts one on top of a preset; on one of mini scale, its mini form.", ""]
     lines += _table(("recipe", "what it is"), ((f"`{name}`", _comment(name)) for name in model_names()))
     lines += ["## Verbs", ""]

@@ -1,1 +1,1 @@
-"""What everything else stands on: errors, the machine, randomness, statistics, files, the terminal."""
+"""What every other room stands on; nothing here knows of models, domains or runs."""

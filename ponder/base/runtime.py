@@ -70,8 +70,7 @@ class Runtime:
 
 def start(device: str = "auto", deterministic: bool = True) -> Runtime:
     """The runtime of this process: alone, or one of those `torchrun` started."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    device = best_device() if device == "auto" else device
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     try:
         chosen = torch.device(device)
@@ -95,6 +94,10 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
     return Runtime(chosen, rank, world, int(os.environ.get("LOCAL_RANK", "0")))
 
 
+def best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
 def reuse_memory() -> None:
     """Let glibc keep freed memory instead of handing it back to the kernel after every large tensor.
 
@@ -102,10 +105,15 @@ def reuse_memory() -> None:
     (docs/performance.md). Elsewhere than on glibc nothing happens.
     """
     m_trim_threshold, m_mmap_max = -1, -4
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TypeError):  # the last from Windows, which has no CDLL(None)
         libc = ctypes.CDLL(None)
         libc.mallopt(m_mmap_max, 0)
         libc.mallopt(m_trim_threshold, -1)
+
+
+def carry_dtype(precision: str) -> torch.dtype:
+    """What the states are kept in between ACT steps, in training, evaluation and serving alike."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def precision_for(asked: str, device: torch.device) -> str:
@@ -137,7 +145,7 @@ def commit() -> str | None:
             ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
             cwd=where,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             timeout=5,
             check=True,
         )

@@ -72,7 +72,7 @@ def show_example(dataset: Dataset, split: str, index: int, svg: Path | None) -> 
     console.print(domain.render(inputs, labels))
     console.print(f"[dim]as text[/]  {domain.format(inputs)}  ->  {domain.format_answer(inputs, labels)}", markup=True)
     if svg is not None:
-        svg.write_text(domain.svg(inputs, labels))
+        svg.write_text(domain.svg(inputs, labels), encoding="utf-8")
         console.print(f"wrote {svg}")
 
 

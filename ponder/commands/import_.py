@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ponder.base import files
 from ponder.base.errors import UserError
 
 
@@ -25,7 +26,6 @@ def main(args: Sequence[str]) -> None:
         "--identifiers", type=Path, metavar="FILE", help="ARC: the identifiers.json of the dataset it was trained on"
     )
     known = parser.parse_args(args)
-    from ponder import checkpoint
     from ponder.config.resolve import read_yaml
     from ponder.model import published
 
@@ -35,7 +35,7 @@ def main(args: Sequence[str]) -> None:
     config = published.with_tokens(read_yaml(known.config), known.seq_len)
     identifiers = None if known.identifiers is None else published.read_identifiers(known.identifiers)
     model = published.load_official(known.kind, config, published.read_checkpoint(known.checkpoint))
-    source = {"kind": known.kind, "checkpoint": known.checkpoint.name, "sha256": checkpoint.sha256(known.checkpoint)}
+    source = {"kind": known.kind, "checkpoint": known.checkpoint.name, "sha256": files.sha256(known.checkpoint)}
     published.write_folder(model, known.out, source, identifiers)
     parameters = sum(p.numel() for p in model.parameters())
     print(

@@ -31,7 +31,7 @@ def main(args: Sequence[str]) -> None:
     from ponder import data
     from ponder.base import runtime
     from ponder.config.resolve import resolve
-    from ponder.evaluation.records import run_split
+    from ponder.evaluation.records import Settings, run_split
     from ponder.inference.solver import Solver
     from ponder.training.loop import Limits
     from ponder.training.runs import train_in
@@ -49,8 +49,8 @@ def main(args: Sequence[str]) -> None:
 
     dataset = data.Dataset.open(data.folder_for(Path("data"), config.data))
     solver = Solver(FOLDER)
-    steps = config.model.max_steps
-    records = run_split(solver.opened.model, dataset.domain, dataset.source("test"), steps, 500, here)
+    how = Settings(config.model.max_steps, batch=500)
+    records = run_split(solver.opened.model, dataset.domain, dataset.source("test"), how, here)
     console.print(f"[bold]What thinking longer buys[/]: puzzles solved after each step, of {records.n} held-out ones")
     for step, share in enumerate(records.exact.mean(axis=0), start=1):
         console.print(

@@ -1,7 +1,7 @@
 """`ponder train`: a preset, or an interrupted run, trained before the reader's eyes."""
 
 import argparse
-import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +32,8 @@ def main(args: Sequence[str]) -> None:
     )
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
     parser.add_argument("--device", default="auto", help="cpu, cuda, mps; auto: the fastest there is")
+    parser.add_argument("--processes", type=int, metavar="N", help="share the batch over N processes (default: chosen)")
+    parser.add_argument("--threads", type=int, metavar="N", help="threads of each process (default: chosen)")
     parser.add_argument("--fresh", action="store_true", help="delete what is in the run folder and start over")
     parser.add_argument("--quiet", action="store_true", help="print nothing")
     known, overrides = parser.parse_known_args(args)
@@ -42,8 +44,11 @@ def main(args: Sequence[str]) -> None:
             raise UserError(
                 "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
             )
-    from ponder.base import runtime
+    import torch
+
+    from ponder.base import cores, runtime
     from ponder.config.resolve import parse_overrides, preset_names, resolve
+    from ponder.training import launch
     from ponder.training.loop import Limits
     from ponder.training.runs import default_folder, read_config, train_in
 
@@ -55,6 +60,16 @@ def main(args: Sequence[str]) -> None:
         config = resolve(known.preset, known.model, parse_overrides(overrides))
         folder = known.out or default_folder(config, known.model)
     limits = Limits(known.max_seconds, known.max_updates)
+    asked = launch.Asked(known.processes, known.threads)
+    on_cpu = (runtime.best_device() if known.device == "auto" else known.device) == "cpu"
+    if on_cpu and "WORLD_SIZE" not in os.environ:
+        layout = launch.choose(config, limits.updates, asked, None if known.fresh else launch.before(folder))
+        if not known.quiet:
+            print(f"on {layout} ({cores.usable()} cores; --processes and --threads choose otherwise)", flush=True)
+        if layout.processes > 1:
+            launch.launch(args, layout)
+            return
+        torch.set_num_threads(layout.threads)
     here = runtime.start(known.device)
     outcome = train_in(config, folder, known.data_dir, here, limits, known.quiet, known.fresh)
     if here.main and not known.quiet:
@@ -68,9 +83,10 @@ def closing_words(folder: Path, outcome: "Outcome") -> str:
             f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
             f"Go on with: ponder train --resume {folder}"
         )
+    from ponder.base import files
     from ponder.training.runs import RESULT
 
-    result = json.loads((folder / RESULT).read_text())
+    result = files.read_json(folder / RESULT)
     lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
     for split, score in result["last"]["ema"].items():
         chosen = result["chosen_on_val"]["ema"][split]

@@ -3,9 +3,8 @@
 Votes are made and counted inside one call; nothing is kept from one evaluation to the next.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.base.stats import share
@@ -23,7 +23,9 @@ from ponder.domains.arc.domain import Arc
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.arc.votes import Predictions, VoteScore, score_votes
 from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Tokens, silent
-from ponder.evaluation.records import Floats, Records, forced_steps, join, judged, shares
+from ponder.evaluation.records import Floats, Records, Settings, evaluating, join, run_batch, shares
+from ponder.inference.engine import Seen
+from ponder.model import halting
 from ponder.model.reasoner import Reasoner
 
 KS = (1, 2)
@@ -39,7 +41,7 @@ class Predicted:
     index: Ints
     inputs: Tokens
     answers: Mapping[int, Tokens]
-    q_halt: Mapping[int, npt.NDArray[np.float32]]
+    confidence: Mapping[int, npt.NDArray[np.float32]]
     records: Records
 
 
@@ -54,57 +56,47 @@ def count_votes(
     names: Sequence[str],
     inputs: Tokens,
     answers: Tokens,
-    q_halt: Floats,
+    confidence: Floats,
     head: bool,
     tasks: Mapping[str, Mapping[str, Any]],
     ks: Sequence[int] = KS,
 ) -> VoteScore:
-    """From canvases to pass@k. Confidence is the halting probability; without a halting head, the mean token
+    """From canvases to pass@k. Votes are weighed by the halting probability; without a halting head, by the mean token
     log-probability as it is."""
-    logits = q_halt.astype(np.float64)
-    with np.errstate(over="ignore"):
-        confidence = 1 / (1 + np.exp(-logits)) if head else logits
-    return score_votes(Predictions(names, inputs, answers, confidence), tasks, ks)
+    weight = halting.probability(confidence, head) if head else confidence.astype(np.float64)
+    return score_votes(Predictions(names, inputs, answers, weight), tasks, ks)
 
 
 def predict(
     model: Reasoner,
     domain: Domain,
     source: ArcEvaluation,
-    chosen: Ints,
-    steps: Sequence[int],
-    batch: int,
-    runtime: Runtime,
-    precision: str,
+    how: Settings,
+    here: Runtime,
     blank: bool = False,
     progress: Progress = silent,
 ) -> Predicted:
-    """Run the chosen examples to the last of `steps`, keeping the canvases at each. `blank`: all under task id 0."""
-    was = model.training
-    model.eval()
+    """Canvases after the training budget and after the last step. `blank`: all under task id 0."""
+    kept = sorted({min(model.config.max_steps, how.steps), how.steps})
     parts = []
-    for index in shares(chosen, batch, runtime, progress):
-        examples = source.fetch(index, np.zeros_like(index))
-        ids = np.zeros_like(examples.task_ids) if blank else examples.task_ids
-        forced = list(forced_steps(model, examples.inputs, ids, max(steps), runtime, precision))
-        parts.append(
-            Predicted(
-                index,
-                examples.inputs,
-                {step: forced[step - 1].answers for step in steps},
-                {step: forced[step - 1].q_halt for step in steps},
-                judged(domain, examples, index, forced),
+    with evaluating(model):
+        for index in shares(chosen_votes(source, how.limit), how.batch, here, progress):
+            batch, seen = source.fetch(index, np.zeros_like(index)), list[Seen]()
+            if blank:
+                batch = replace(batch, task_ids=np.zeros_like(batch.task_ids))
+            records = run_batch(model, domain, batch, index, how, seen.append)
+            answers = {step: seen[step - 1].answers for step in kept}
+            parts.append(
+                Predicted(index, batch.inputs, answers, {step: seen[step - 1].confidence for step in kept}, records)
             )
-        )
-    model.train(was)
-    every = [part for rank in runtime.gather_objects(parts) for part in rank]
+    every = [part for rank in here.gather_objects(parts) for part in rank]
     index = np.concatenate([part.index for part in every])
     order = np.argsort(index, kind="stable")
     return Predicted(
         index[order],
         np.concatenate([part.inputs for part in every])[order],
-        {step: np.concatenate([part.answers[step] for part in every])[order] for step in steps},
-        {step: np.concatenate([part.q_halt[step] for part in every])[order] for step in steps},
+        {step: np.concatenate([part.answers[step] for part in every])[order] for step in kept},
+        {step: np.concatenate([part.confidence[step] for part in every])[order] for step in kept},
         join([part.records for part in every]),
     )
 
@@ -120,26 +112,13 @@ class Voted:
 
 
 def run_votes(
-    model: Reasoner,
-    domain: Domain,
-    source: ArcEvaluation,
-    steps: int,
-    batch: int,
-    runtime: Runtime,
-    precision: str,
-    limit: int | None = None,
-    progress: Progress = silent,
+    model: Reasoner, domain: Domain, source: ArcEvaluation, how: Settings, here: Runtime, progress: Progress = silent
 ) -> Voted:
     """Predictions at the training budget and at the last step; and at the budget with every task id replaced by 0."""
-    budget = min(model.config.max_steps, steps)
-    chosen = chosen_votes(source, limit)
-    run = (batch, runtime, precision)
-    return Voted(
-        source,
-        budget,
-        predict(model, domain, source, chosen, sorted({budget, steps}), *run, progress=progress),
-        predict(model, domain, source, chosen, [budget], *run, blank=True, progress=progress),
-    )
+    budget = min(model.config.max_steps, how.steps)
+    plain = predict(model, domain, source, how, here, progress=progress)
+    blank = predict(model, domain, source, replace(how, steps=budget), here, blank=True, progress=progress)
+    return Voted(source, budget, plain, blank)
 
 
 def score_arc(voted: Voted, domain: Domain, head: bool) -> ArcOutcome:
@@ -153,7 +132,7 @@ def score_arc(voted: Voted, domain: Domain, head: bool) -> ArcOutcome:
             [names[row] for row in rows],
             predicted.inputs[rows],
             predicted.answers[step][rows],
-            predicted.q_halt[step][rows],
+            predicted.confidence[step][rows],
             head,
             tasks,
         )
@@ -229,7 +208,7 @@ def arranged_table(table: torch.Tensor, folder: Path, dataset: Dataset, splits: 
     """The rows of an imported puzzle table in the order of our task ids."""
     domain = dataset.domain
     assert isinstance(domain, Arc)
-    published = rows_from_identifiers(json.loads((folder / IDENTIFIERS).read_text()))
+    published = rows_from_identifiers(files.read_json(folder / IDENTIFIERS))
     ours = domain.identifiers(dataset.config.seed)
     for split in splits:
         source = dataset.source(split)

@@ -1,7 +1,6 @@
 """What each halting policy gives and costs on one checkpoint: accuracy against compute, every slot kept busy."""
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ponder import data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.console import interval
 from ponder.base.errors import UserError
 from ponder.base.stats import paired, share
@@ -278,10 +277,7 @@ def write_result(args: argparse.Namespace, what: Subject, name: str, said: dict[
     folder: Path = args.out or beside.parent
     file = folder / f"{name if args.out else beside.name.replace('eval', name, 1)}.json"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part = folder / f".{file.name}.part"
-        part.write_text(json.dumps(said, indent=1))
-        part.rename(file)
+        files.write_json(file, said)
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
     return file.with_suffix(".png")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from ponder import checkpoint
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.stats import Z95, paired
 from ponder.config import resolve as configuration
@@ -38,7 +38,7 @@ class Evaluation:
         """What a split's examples did, up to the training budget where it was reached."""
         said = self.scores[split]["records"]
         file = self.folder / said["file"]
-        if not file.is_file() or checkpoint.sha256(file) != said["sha256"]:
+        if not file.is_file() or files.sha256(file) != said["sha256"]:
             raise UserError(f"{file} is missing or not the one {RESULT} speaks of: run `ponder eval` again")
         return load_records(file).first(self.result["budget"])
 
@@ -63,7 +63,7 @@ def read(folder: Path) -> Evaluation:
     for place in (folder, folder / "eval"):
         if (place / RESULT).is_file():
             try:
-                return Evaluation(place, json.loads((place / RESULT).read_text()))
+                return Evaluation(place, files.read_json(place / RESULT))
             except json.JSONDecodeError:
                 raise UserError(f"{place / RESULT} is damaged: run `ponder eval` again") from None
     raise UserError(f"{folder} holds no evaluation (no {RESULT}): run `ponder eval {folder}` first")

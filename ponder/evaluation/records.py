@@ -1,23 +1,26 @@
 """Honest scores: every forced ACT step of every example, kept as records from which any metric can be had later."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.base.stats import share
-from ponder.data import Dataset
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Progress, Source, Tokens, silent
+from ponder.inference.engine import Engine, Full, Seen
+from ponder.model import halting
 from ponder.model.reasoner import Reasoner
 
 Floats = npt.NDArray[np.floating[Any]]
-COLUMNS = ("exact", "valid", "token", "q_halt", "halts")
+VERSION = 2
+"""Of a stored file of records. Those without one call confidence q_halt."""
+COLUMNS = ("exact", "valid", "token", "confidence", "halts")
 PACKED = ("exact", "valid", "halts")
 MEASURES = ("exact", "valid", "token")
 BINS = 10
@@ -31,10 +34,10 @@ class Records:
     exact: npt.NDArray[np.bool_]
     valid: npt.NDArray[np.bool_]
     token: npt.NDArray[np.float32]
-    q_halt: npt.NDArray[np.float32]
+    confidence: npt.NDArray[np.float32]
     """Halting logit; for a model without a halting head, the mean log-probability of the predicted tokens."""
     halts: npt.NDArray[np.bool_]
-    """Whether the halting head would stop here: q_halt > q_continue, or q_halt > 0 where there is no continue logit."""
+    """Whether the halting head would stop here; nowhere without one."""
 
     @property
     def n(self) -> int:
@@ -64,13 +67,14 @@ def save_records(records: Records, path: Path) -> None:
     """A compressed .npz: yes and no as bits, the rest as float32, so that every metric comes out the same again."""
     columns = {name: getattr(records, name) for name in COLUMNS}
     packed = {name: np.packbits(columns[name], axis=1) for name in PACKED}
-    np.savez_compressed(path, index=records.index, steps=records.steps, **{**columns, **packed})
+    np.savez_compressed(path, version=VERSION, index=records.index, steps=records.steps, **{**columns, **packed})
 
 
 def load_records(path: Path) -> Records:
     with np.load(path) as stored:
         steps = int(stored["steps"])
-        columns = {name: stored[name] for name in COLUMNS}
+        old = {} if "version" in stored else {"confidence": "q_halt"}
+        columns = {name: stored[old.get(name, name)] for name in COLUMNS}
         bits = {name: np.unpackbits(columns[name], axis=1, count=steps).astype(bool) for name in PACKED}
         return Records(index=stored["index"], **{**columns, **bits})
 
@@ -105,46 +109,15 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Forced:
-    """What a batch says after one forced step."""
+class Settings:
+    """How examples are run: each from a fresh carry for so many ACT steps, halting off."""
 
-    answers: Tokens
-    q_halt: npt.NDArray[np.float32]
-    halts: npt.NDArray[np.bool_]
-
-
-@torch.no_grad()
-def forced_steps(
-    model: Reasoner, inputs: Tokens, task_ids: Ints, steps: int, runtime: Runtime, precision: str
-) -> Iterator[Forced]:
-    """All forced steps of one batch from a fresh carry, halting off."""
-    device = runtime.device
-    given = torch.from_numpy(inputs).to(device, torch.int64)
-    rows = model.table[torch.from_numpy(task_ids).to(device)]
-    carry = model.start(torch.zeros(len(inputs), dtype=torch.int64, device=device))
-    for _ in range(steps):
-        with runtime.autocast(precision):
-            step = model(carry, given, rows)
-        carry = step.carry
-        if step.q_halt is not None:
-            confidence = step.q_halt.float()
-            halts = confidence > (step.q_continue.float() if step.q_continue is not None else 0.0)
-        else:
-            confidence = step.logits.float().log_softmax(dim=-1).amax(dim=-1).mean(dim=-1)
-            halts = torch.zeros_like(confidence, dtype=torch.bool)
-        # A diverged model is never confident.
-        confidence = torch.where(confidence.isnan(), -torch.inf, confidence)
-        yield Forced(
-            step.logits.argmax(dim=-1).to(torch.uint8).cpu().numpy(), confidence.cpu().numpy(), halts.cpu().numpy()
-        )
-
-
-def judged(domain: Domain, batch: Batch, index: Ints, forced: Iterable[Forced]) -> Records:
-    """The records of one batch from what it said at each step."""
-    judge = Judge(domain, batch.inputs, batch.labels)
-    rows = [(*judge(step.answers), step.q_halt, step.halts) for step in forced]
-    columns = zip(*rows, strict=True)
-    return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)})
+    steps: int
+    batch: int
+    """Examples at a time; changes nothing but the time."""
+    limit: int | None = None
+    """So many examples of a split, spread evenly over it; None: all."""
+    precision: str = "float32"
 
 
 def run_batch(
@@ -152,11 +125,20 @@ def run_batch(
     domain: Domain,
     batch: Batch,
     index: Ints,
-    steps: int,
-    runtime: Runtime,
-    precision: str,
+    how: Settings,
+    watch: Callable[[Seen], None] = lambda seen: None,
 ) -> Records:
-    return judged(domain, batch, index, forced_steps(model, batch.inputs, batch.task_ids, steps, runtime, precision))
+    """All forced steps of one batch, judged; `watch` sees each step too."""
+    judge, rows = Judge(domain, batch.inputs, batch.labels), []
+
+    def judged(seen: Seen) -> None:
+        rows.append((*judge(seen.answers), seen.confidence, seen.halts))
+        watch(seen)
+
+    engine = Engine(model, domain, len(index), Full(), how.steps, precision=how.precision)
+    engine.run(batch.inputs, batch.task_ids, watch=judged)
+    columns = zip(*rows, strict=True)
+    return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)})
 
 
 def chosen_examples(size: int, limit: int | None) -> Ints:
@@ -176,43 +158,26 @@ def shares(chosen: Ints, batch: int, runtime: Runtime, progress: Progress = sile
 
 
 def run_split(
-    model: Reasoner,
-    domain: Domain,
-    source: Source,
-    steps: int,
-    batch: int,
-    runtime: Runtime,
-    precision: str = "float32",
-    limit: int | None = None,
-    progress: Progress = silent,
+    model: Reasoner, domain: Domain, source: Source, how: Settings, here: Runtime, progress: Progress = silent
 ) -> Records:
-    """Evaluate a split (or `limit` examples spread evenly over it). Ranks share the work; each example counts once."""
+    """Evaluate a split, or as much of it as the settings say. Ranks share the work; each example counts once."""
+    with evaluating(model):
+        parts = [
+            run_batch(model, domain, source.fetch(index, np.zeros_like(index)), index, how)
+            for index in shares(chosen_examples(len(source), how.limit), how.batch, here, progress)
+        ]
+    return join([p for rank in here.gather_objects(parts) for p in rank])
+
+
+@contextmanager
+def evaluating(model: Reasoner) -> Iterator[None]:
+    """Without dropout and noise, and then as before."""
     was = model.training
     model.eval()
-    if model.config.states == 0:
-        steps = 1
-    parts = [
-        run_batch(model, domain, source.fetch(index, np.zeros_like(index)), index, steps, runtime, precision)
-        for index in shares(chosen_examples(len(source), limit), batch, runtime, progress)
-    ]
-    model.train(was)
-    return join([p for rank in runtime.gather_objects(parts) for p in rank])
-
-
-def run_splits(
-    model: Reasoner,
-    dataset: Dataset,
-    splits: Sequence[str],
-    steps: int,
-    batch: int,
-    runtime: Runtime,
-    precision: str,
-    limit: int | None = None,
-) -> dict[str, Records]:
-    return {
-        split: run_split(model, dataset.domain, dataset.source(split), steps, batch, runtime, precision, limit)
-        for split in splits
-    }
+    try:
+        yield
+    finally:
+        model.train(was)
 
 
 # Metrics --------------------------------------------------------------------------------------------------------------
@@ -224,7 +189,7 @@ def final_scores(records: Records) -> dict[str, float]:
         "exact": float(records.exact[:, -1].mean()),
         "valid": float(records.valid[:, -1].mean()),
         "token": float(records.token[:, -1].mean()),
-        "best_full": float(records.exact[np.arange(records.n), records.q_halt.argmax(axis=1)].mean()),
+        "best_full": float(answered(records, "exact", "best_full").mean()),
     }
 
 
@@ -233,7 +198,7 @@ def picked_steps(records: Records) -> dict[str, Ints]:
     last = np.full(records.n, records.steps - 1)
     return {
         "final": last,
-        "best_full": records.q_halt.argmax(axis=1),
+        "best_full": records.confidence.argmax(axis=1),
         "halting": np.where(records.halts.any(axis=1), records.halts.argmax(axis=1), last),
     }
 
@@ -280,21 +245,20 @@ def _halting(records: Records) -> dict[str, Any]:
         "halted": float(records.halts.any(axis=1).mean()),
         **_answered_shares(records, "halting"),
         "calibration": {
-            "final": calibration(records.q_halt[:, -1], records.exact[:, -1]),
-            "all_steps": calibration(records.q_halt.ravel(), records.exact.ravel()),
+            "final": calibration(records.confidence[:, -1], records.exact[:, -1]),
+            "all_steps": calibration(records.confidence.ravel(), records.exact.ravel()),
         },
     }
 
 
-def calibration(q_halt: Floats, right: Bools) -> dict[str, Any]:
-    """Does the halting probability, sigmoid(q_halt), say how likely the answer is right?"""
-    with np.errstate(over="ignore"):
-        p = 1 / (1 + np.exp(-q_halt.astype(np.float64)))
+def calibration(logits: Floats, right: Bools) -> dict[str, Any]:
+    """Does the halting probability say how likely the answer is right?"""
+    p = halting.probability(logits, head=True)
     at = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(at, minlength=BINS)
     confidence, accuracy = (np.bincount(at, v, minlength=BINS) / np.maximum(count, 1) for v in (p, right))
     return {
-        "auroc": auroc(q_halt, right),
+        "auroc": auroc(logits, right),
         "brier": float(((p - right) ** 2).mean()),
         "ece": float((count * np.abs(confidence - accuracy)).sum() / count.sum()),
         "bins": [

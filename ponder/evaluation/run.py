@@ -7,10 +7,8 @@ submission. It is written aside and gets its name when it is whole. The table an
 import argparse
 import json
 import shlex
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,8 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ponder import __version__, checkpoint, data
-from ponder.base import runtime
+from ponder import __version__, data
+from ponder.base import files, runtime
 from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
@@ -31,7 +29,7 @@ from ponder.domains.contract import Domain, Progress, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.arc import arranged_table, run_votes, score_arc, with_identifiers
 from ponder.evaluation.show import draw, print_result
-from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.inference.weights import Opened, open_weights, zoo_folders
 from ponder.model import cost
 
 RESULT, FIGURE, RECORDS = "eval.json", "eval.png", "records"
@@ -95,7 +93,7 @@ def main(args: Sequence[str]) -> None:
     with Bar() as bar:
         out = run(asked, here, bar if here.main else silent)
     if here.main:
-        print_result(json.loads((out / RESULT).read_text()), Console(highlight=False))
+        print_result(files.read_json(out / RESULT), Console(highlight=False))
         print(f"\nwrote {out / RESULT}, {FIGURE} and {RECORDS}/")
     here.close()
 
@@ -159,7 +157,7 @@ def _run(asked: Asked, here: Runtime, progress: Progress) -> Path:
                 "environment": {"ponder": __version__, **runtime.environment()},
                 "command": asked.command,
             }
-            (aside / RESULT).write_text(json.dumps(result, indent=1))
+            files.write_json(aside / RESULT, result)
             draw(result, aside / FIGURE)
     here.barrier()
     return out
@@ -191,17 +189,17 @@ def make_plan(asked: Asked, opened: Opened, here: Runtime, progress: Progress) -
 def _score(plan: Plan, opened: Opened, weights: str, split: str, aside: Path, progress: Progress) -> dict[str, Any]:
     """One split with one set of weights: its numbers, and its records in the folder."""
     model, domain, source = opened.model, plan.dataset.domain, plan.dataset.source(split)
-    rest = (plan.steps, plan.batch, plan.here, plan.precision, plan.limit)
+    how = evaluate.Settings(plan.steps, plan.batch, plan.limit, plan.precision)
 
     def watch(what: str, done: int, total: int) -> None:
         progress(f"{what} {split}, {weights} weights", done, total)
 
     voted = None
     if isinstance(source, ArcEvaluation):
-        voted = run_votes(model, domain, source, *rest, watch)
+        voted = run_votes(model, domain, source, how, plan.here, watch)
         records = voted.plain.records
     else:
-        records = evaluate.run_split(model, domain, source, *rest, watch)
+        records = evaluate.run_split(model, domain, source, how, plan.here, watch)
     if not plan.here.main:
         return {}
     file = aside / RECORDS / f"{weights}-{split}.npz"
@@ -211,13 +209,13 @@ def _score(plan: Plan, opened: Opened, weights: str, split: str, aside: Path, pr
         "role": domain.splits[split].role,
         "of": len(source),
         **evaluate.summarise(records, plan.budget, head),
-        "records": {"file": f"{RECORDS}/{file.name}", "sha256": checkpoint.sha256(file)},
+        "records": {"file": f"{RECORDS}/{file.name}", "sha256": files.sha256(file)},
     }
     if voted is not None:
         name = "submission.json" if split == "test" and weights != "online" else f"submission-{weights}-{split}.json"
         arc = score_arc(voted, domain, head)
         said["arc"] = {**arc.score, "submission": name}
-        (aside / name).write_text(json.dumps(arc.submission))
+        files.write(aside / name, json.dumps(arc.submission))
     return said
 
 
@@ -330,7 +328,7 @@ def protocol_words(plan: Plan, opened: Opened, weights: Sequence[str]) -> str:
 
 def default_folder(opened: Opened) -> Path:
     path = opened.path
-    if path.resolve().parent == ZOO.resolve():
+    if path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
         return Path(f"eval-{opened.name}")
     if (path / "config.json").is_file():
         return path / "eval"
@@ -346,21 +344,10 @@ def writing(folder: Path, main: bool) -> Iterator[Path]:
         return
     if folder.exists() and not (folder / RESULT).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an evaluation: choose another --out")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(f"cannot write to {folder.parent} ({error.strerror}): choose another --out") from None
-    try:
-        (aside / RECORDS).mkdir()
+    with ExitStack() as stack:
+        try:
+            aside = stack.enter_context(files.folder_aside(folder))
+            (aside / RECORDS).mkdir()
+        except OSError as error:
+            raise UserError(f"cannot write to {folder.parent} ({error.strerror}): choose another --out") from None
         yield aside
-        aside.chmod(0o755)
-        if folder.exists():
-            old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
-            folder.rename(old / "eval")
-            aside.rename(folder)
-            shutil.rmtree(old)
-        else:
-            aside.rename(folder)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)

@@ -162,7 +162,7 @@ def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: Select) -
     rows = np.flatnonzero(seen.tickets % side.width == restart - side.first)
     puzzles = seen.tickets[rows] // side.width
     if select == "confidence":
-        better = seen.q_halt[rows] > out.confidence[puzzles]
+        better = seen.confidence[rows] > out.confidence[puzzles]
     else:
         assert seen.accepted is not None
         # Restart 0 comes first in each step, and its answer stands until another is accepted.
@@ -172,7 +172,7 @@ def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: Select) -
     out.answers[puzzles], out.steps[puzzles], out.confidence[puzzles] = (
         seen.answers[rows],
         seen.steps[rows],
-        seen.q_halt[rows],
+        seen.confidence[rows],
     )
     out.restart[puzzles] = restart
 

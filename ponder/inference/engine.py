@@ -4,7 +4,6 @@ The batch holds the occupied slots and nothing else, so that the work done is th
 What happens to a puzzle does not depend on its neighbours or on when it came (up to the rounding of a matrix product).
 """
 
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ import torch
 from torch import Tensor
 
 from ponder.base.errors import UserError
-from ponder.base.runtime import Runtime
+from ponder.base.runtime import Runtime, carry_dtype
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
+from ponder.model import halting
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 
@@ -38,9 +38,10 @@ class Seen:
     """ACT steps done."""
     unchanged: Ints
     """For how many steps the answer has stayed as it is; 0 after a step that changed it, and after the first."""
-    q_halt: Floats
+    confidence: Floats
     """Halting logit; for a model without a halting head, the mean log-probability of the predicted tokens."""
-    q_continue: Floats | None
+    halts: Bools
+    """Whether the halting head would stop here; nowhere without one."""
     accepted: Bools | None
     """The checker's verdict; None unless the policy asks for it."""
 
@@ -88,9 +89,7 @@ class Halt:
         return "halt" if self.threshold is None else f"halt > {self.threshold:g}"
 
     def done(self, seen: Seen) -> Bools:
-        if self.threshold is not None:
-            return seen.q_halt > math.log(self.threshold / (1 - self.threshold))
-        return seen.q_halt > (0 if seen.q_continue is None else seen.q_continue)
+        return seen.halts if self.threshold is None else seen.confidence > halting.logit(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -129,33 +128,28 @@ class Checker:
 
 @dataclass(frozen=True)
 class Finished:
-    """What a puzzle leaves with."""
-
-    ticket: int
-    answer: Tokens
-    steps: int
-    q_halt: float
-    q_continue: float | None
-    accepted: bool | None
-
-
-@dataclass(frozen=True)
-class Results:
-    """The same for an array of puzzles, in its order."""
+    """What each puzzle of an array left with, in its order."""
 
     answers: Tokens
     steps: Ints
-    q_halt: Floats
-    q_continue: Floats | None
+    confidence: Floats
     accepted: Bools | None
 
 
 @dataclass(frozen=True)
-class _Arrival:
-    ticket: int
+class _Arrivals:
+    """Puzzles that came together and wait."""
+
+    tickets: Ints
     inputs: Tokens
-    task_id: int
-    key: int
+    task_ids: Ints
+    keys: Ints
+
+    def __len__(self) -> int:
+        return len(self.tickets)
+
+    def at(self, rows: slice | Bools) -> "_Arrivals":
+        return _Arrivals(self.tickets[rows], self.inputs[rows], self.task_ids[rows], self.keys[rows])
 
 
 @dataclass(frozen=True)
@@ -197,9 +191,9 @@ def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 class Engine:
     """A model at work on at most `slots` puzzles at a time.
 
-    `admit` queues a puzzle, `advance` or `step` runs one ACT step of all puzzles that have a slot, and a puzzle leaves
-    after the step at which the policy calls it done or its budget ends. With `noise`, the states are perturbed at each
-    step by random numbers that are a function of the puzzle's key and the step.
+    `admit` queues a puzzle, `advance` runs one ACT step of all puzzles that have a slot, and a puzzle leaves after the
+    step at which the policy calls it done or its budget ends. With `noise`, the states are perturbed at each step by
+    random numbers that are a function of the puzzle's key and the step.
     """
 
     def __init__(
@@ -224,7 +218,7 @@ class Engine:
             raise UserError(f"policy {self.policy.name!r} needs a checker and {domain.name} has none: choose another")
         if isinstance(self.policy, Halt) and config.halting == "none":
             raise UserError(f"policy {self.policy.name!r} needs a halting head and this model has none: choose another")
-        self.queue: deque[_Arrival] = deque()
+        self.queue: deque[_Arrivals] = deque()
         self.batch: _Batch | None = None
         self.admitted = 0
         self.slot_steps = 0
@@ -236,13 +230,13 @@ class Engine:
 
     def admit(self, inputs: Tokens, task_id: int = 0, key: int = 0) -> int:
         """Queue a puzzle; the ticket it is known by from now on. Tickets count from 0."""
-        self.queue.append(_Arrival(self.admitted, inputs, task_id, key))
-        self.admitted += 1
+        self._queue(inputs[None], np.array([task_id]), np.array([key]))
         return self.admitted - 1
 
     def drop(self, tickets: npt.ArrayLike) -> None:
         """Forget puzzles that wait or hold a slot: nobody wants their answers any more."""
-        self.queue = deque(a for a in self.queue if not np.isin(a.ticket, tickets))
+        kept = (group.at(~np.isin(group.tickets, tickets)) for group in self.queue)
+        self.queue = deque(group for group in kept if len(group))
         if self.batch is not None:
             self._keep(~np.isin(self.batch.tickets, tickets))
 
@@ -259,19 +253,14 @@ class Engine:
         if self.policy.checks and changed.any():
             accepted = accepted.copy()
             accepted[changed] = self.domain.check(batch.inputs[changed], answers[changed])
-        if step.q_halt is not None:
-            confidence = step.q_halt.float()
-        else:
-            confidence = step.logits.float().log_softmax(dim=-1).amax(dim=-1).mean(dim=-1)
-        confidence = torch.where(confidence.isnan(), -torch.inf, confidence)  # a diverged model is never confident
         seen = Seen(
             tickets=batch.tickets,
             inputs=batch.inputs,
             answers=answers,
             steps=steps,
             unchanged=unchanged,
-            q_halt=confidence.cpu().numpy(),
-            q_continue=None if step.q_continue is None else step.q_continue.float().cpu().numpy(),
+            confidence=halting.confidence(step).cpu().numpy(),
+            halts=halting.halts(step).cpu().numpy(),
             accepted=accepted if self.policy.checks else None,
         )
         done = self.policy.done(seen) | (steps >= self.budget)
@@ -280,78 +269,71 @@ class Engine:
         self._keep(~done)
         return seen, done
 
-    def step(self) -> list[Finished]:
-        """One ACT step of every puzzle that has a slot; those that were finished by it, oldest first."""
-        seen, done = self.advance()
-        return [
-            Finished(
-                ticket=int(seen.tickets[i]),
-                answer=seen.answers[i],
-                steps=int(seen.steps[i]),
-                q_halt=float(seen.q_halt[i]),
-                q_continue=None if seen.q_continue is None else float(seen.q_continue[i]),
-                accepted=None if seen.accepted is None else bool(seen.accepted[i]),
-            )
-            for i in np.flatnonzero(done)
-        ]
-
     def run(
         self,
         inputs: Tokens,
         task_ids: Ints | None = None,
         keys: Ints | None = None,
         watch: Callable[[Seen], None] | None = None,
-    ) -> Results:
+    ) -> Finished:
         """A whole array of puzzles, slots refilled as they fall free. `watch` sees every step; row i has ticket i."""
         if self.admitted:
             raise RuntimeError("Engine.run wants an engine of its own: its tickets are the rows of the array")
         none = np.zeros(len(inputs), dtype=np.int64)
-        for row, task_id, key in zip(
-            inputs, none if task_ids is None else task_ids, none if keys is None else keys, strict=True
-        ):
-            self.admit(row, int(task_id), int(key))
-        both, checks = self.model.config.halting == "halt+continue", self.policy.checks
-        out = Results(
+        self._queue(inputs, none if task_ids is None else task_ids, none if keys is None else keys)
+        out = Finished(
             answers=np.zeros_like(inputs),
             steps=none.copy(),
-            q_halt=np.zeros(len(inputs), dtype=np.float32),
-            q_continue=np.zeros(len(inputs), dtype=np.float32) if both else None,
-            accepted=np.zeros(len(inputs), dtype=np.bool_) if checks else None,
+            confidence=np.zeros(len(inputs), dtype=np.float32),
+            accepted=np.zeros(len(inputs), dtype=np.bool_) if self.policy.checks else None,
         )
         while not self.idle:
             seen, done = self.advance()
             if watch is not None:
                 watch(seen)
             left = seen.tickets[done]
-            for name in ("answers", "steps", "q_halt", "q_continue", "accepted"):
+            for name in ("answers", "steps", "confidence", "accepted"):
                 into = getattr(out, name)
                 if into is not None:
                     into[left] = getattr(seen, name)[done]
         return out
 
+    def _queue(self, inputs: Tokens, task_ids: Ints, keys: Ints) -> None:
+        tickets = np.arange(self.admitted, self.admitted + len(inputs))
+        if len(inputs):
+            self.queue.append(_Arrivals(tickets, inputs, task_ids, keys))
+        self.admitted += len(inputs)
+
     def _filled(self) -> _Batch:
         """The batch with as many of those who wait as there are free slots."""
         free = self.slots - (0 if self.batch is None else len(self.batch))
-        arrivals = [self.queue.popleft() for _ in range(min(free, len(self.queue)))]
-        if arrivals:
-            fresh = self._fresh(arrivals)
+        groups = []
+        while free and self.queue:
+            group = self.queue.popleft()
+            if len(group) > free:
+                self.queue.appendleft(group.at(slice(free, None)))
+                group = group.at(slice(free))
+            groups.append(group)
+            free -= len(group)
+        if groups:
+            fresh = self._fresh(groups)
             self.batch = fresh if self.batch is None else self.batch.joined(fresh)
         if self.batch is None:
             raise RuntimeError("no puzzle has a slot: admit one before the next step")
         return self.batch
 
-    def _fresh(self, arrivals: list[_Arrival]) -> _Batch:
+    def _fresh(self, groups: list[_Arrivals]) -> _Batch:
         table = self.model.table
-        inputs = np.stack([a.inputs for a in arrivals])
-        task_ids, keys = (
-            torch.tensor(values, dtype=torch.int64, device=table.device)
-            for values in ([a.task_id for a in arrivals], [a.key for a in arrivals])
+        inputs = np.concatenate([group.inputs for group in groups])
+        x, task_ids, keys = (
+            torch.from_numpy(each).to(table.device, torch.int64)
+            for each in (inputs, *(np.concatenate([getattr(g, n) for g in groups]) for n in ("task_ids", "keys")))
         )
         return _Batch(
-            carry=self.model.start(keys, torch.bfloat16 if self.precision == "bfloat16" else torch.float32),
-            x=torch.from_numpy(inputs).to(table.device, torch.int64),
+            carry=self.model.start(keys, carry_dtype(self.precision)),
+            x=x,
             rows=table[task_ids],
-            tickets=np.array([a.ticket for a in arrivals], dtype=np.int64),
+            tickets=np.concatenate([group.tickets for group in groups]),
             inputs=inputs,
             answers=np.zeros_like(inputs),
             unchanged=np.zeros(len(inputs), dtype=np.int64),

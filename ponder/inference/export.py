@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ponder.base import files
 from ponder.base.errors import UserError, needs_extra
 from ponder.inference.weights import Opened, open_weights
 from ponder.model.reasoner import Carry, Reasoner
@@ -102,7 +103,7 @@ def export(where: str | Path, file: Path, batch: int | None = None) -> dict[str,
         program.model.metadata_props["ponder"] = json.dumps(about)
         try:
             program.save(file)
-            file.with_name(file.name + ".json").write_text(json.dumps(about, indent=1))
+            files.write_json(file.with_name(file.name + ".json"), about)
         except OSError as error:
             raise UserError(f"cannot write {file} ({error.strerror}): choose another --onnx") from None
     return about

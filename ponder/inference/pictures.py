@@ -14,8 +14,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from ponder.base.errors import needs_extra
-from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, LINE, MUTED, PAPER, WRONG
+from ponder.base.errors import UserError, needs_extra
+from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, LINE, MUTED, PAPER, WRONG
 from ponder.inference.answers import Answer, said_confidence
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Frame:
 def frames(answer: Answer) -> list[Frame]:
     """The puzzle, the steps (those that change nothing are told, not drawn), and the verdict."""
     domain, inputs = answer.domain, answer.inputs
-    out = [Frame("puzzle", answer.model, domain.svg(inputs), math.nan, MUTED, FIRST)]
+    out = [Frame("puzzle", answer.model, _sized(domain.svg(inputs)), math.nan, MUTED, FIRST)]
     since: list[int] = []
     before = domain.format_answer(inputs, inputs)
     for number, thought in enumerate(answer.trace):
@@ -70,11 +70,11 @@ def frames(answer: Answer) -> list[Frame]:
             continue
         title = f"step {thought.step}" if not since else f"steps {since[0]}–{thought.step}"
         since = []
-        drawing = domain.svg(inputs, thought.answer, thought.changed)
+        drawing = _sized(domain.svg(inputs, thought.answer, thought.changed))
         caption = f"{count} changed" if count else "nothing changed"
         out.append(Frame(title, caption, drawing, thought.confidence, MUTED, EACH))
     colour = MUTED if answer.verified is None else GOOD if answer.verified else WRONG
-    final = domain.svg(inputs, answer.tokens)
+    final = _sized(domain.svg(inputs, answer.tokens))
     return [*out, Frame(_outcome(answer), answer.verdict, final, math.nan, colour, LAST)]
 
 
@@ -205,6 +205,18 @@ def _size(drawing: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+def _sized(drawing: str) -> str:
+    """An SVG whose first tag says width and height: those of its viewBox where it did not."""
+    drawing = drawing[drawing.index("<svg") :]
+    if re.match(r'<svg [^>]*?width="[\d.]+" height="[\d.]+"', drawing):
+        return drawing
+    tag, _, rest = drawing.partition(">")
+    box = re.search(r'viewBox="\s*\S+\s+\S+\s+([\d.]+)\s+([\d.]+)\s*"', tag)
+    width, height = box.groups() if box else (MIN_WIDTH, MIN_WIDTH)
+    tag = re.sub(r'\s(?:width|height)="[^"]*"', "", tag).removeprefix("<svg")
+    return f'<svg width="{width}" height="{height}"{tag}>{rest}'
+
+
 # GIF ------------------------------------------------------------------------------------------------------------------
 
 SCALE = 2
@@ -258,7 +270,7 @@ def _paint(draw: "ImageDraw", node: ElementTree.Element, x: float, y: float) -> 
         at = (x + number("x")) * SCALE, (y + number("y")) * SCALE
         draw.text(at, node.text or "", fill=node.get("fill"), font=font, anchor=anchor)
     else:
-        raise NotImplementedError(f"a picture holds <{kind}>, which the GIF writer does not draw")
+        raise UserError(f"this domain's picture holds <{kind}>, which a GIF cannot show: write it with --svg")
     for child in node:
         _paint(draw, child, x, y)
 

@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,10 +20,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from ponder import __version__
+from ponder.base import files
 from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.data import Dataset
-from ponder.domains.arc.domain import Arc
 from ponder.llm.client import Endpoint, Reply, Unanswered, ask_all
 from ponder.llm.prompt import Job, Question, jobs_of
 from ponder.llm.score import Answered, judge, score_split, tokens_and_cost
@@ -40,18 +40,15 @@ class Transcript:
     """transcript.jsonl: every reply and every failure, appended as it comes. One process at a time."""
 
     def __init__(self, path: Path) -> None:
+        self.held = ExitStack()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = path.open("a+b")
+            ours = self.held.enter_context(files.locked(path.with_name(f".{path.name}.lock")))
+            self.file = self.held.enter_context(path.open("a+b"))
         except OSError as error:
             raise UserError(f"cannot write to {path.parent} ({error.strerror}): choose another --out") from None
-        with suppress(ImportError):
-            import fcntl
-
-            try:
-                fcntl.flock(self.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is writing {path}: wait for it, or choose another --out") from None
+        if not ours:
+            self.close()
+            raise UserError(f"another process is writing {path}: wait for it, or choose another --out")
         self.file.seek(0)
         text = self.file.read()
         whole = text.rfind(b"\n") + 1
@@ -77,7 +74,7 @@ class Transcript:
             raise UserError(f"cannot write {self.file.name} ({error.strerror}): free some space") from None
 
     def close(self) -> None:
-        self.file.close()
+        self.held.close()
 
 
 @dataclass(frozen=True)
@@ -130,8 +127,8 @@ def evaluate(
                 errors.append(str(reply))
                 transcript.write({**row, "error": str(reply)})
             else:
-                verdict, said = judge(job.question, reply.text), asdict(reply)
-                row |= {"request": dict(job.request), "answer": said.pop("text"), **said, **asdict(verdict)}
+                verdict, fields = judge(job.question, reply.text), asdict(reply)
+                row |= {"request": dict(job.request), "answer": fields.pop("text"), **fields, **asdict(verdict)}
                 transcript.write(row)
                 answered[job.key] = Answered(job, row, verdict)
             bar(f"asking {plan.model}", len(answered), len(everything))
@@ -166,7 +163,7 @@ def _row(job: Job, data_hash: str) -> dict[str, Any]:
 
 def _same_folder(out: Path, about: Mapping[str, Any]) -> None:
     try:
-        there = json.loads((out / RESULT).read_text())
+        there = files.read_json(out / RESULT)
         changed = [key for key in ("model", "data_hash", "parameters") if there[key] != about[key]]
     except FileNotFoundError:
         return
@@ -183,7 +180,7 @@ def _scores(plan: Plan, jobs: Mapping[str, Sequence[Job]], answered: Mapping[str
     splits = {split: score_split(some, answered) for split, some in jobs.items()}
     rows = [a.row for a in answered.values()]
     return {
-        "protocol": _protocol(plan, any(isinstance(some[0].question.domain, Arc) for some in jobs.values())),
+        "protocol": _protocol(plan, any(some[0].question.domain.grouped for some in jobs.values())),
         "attempts": plan.attempts,
         "complete": all(score["complete"] for score in splits.values()),
         "served_as": sorted({row["served"] for row in rows if row["served"]}),
@@ -194,18 +191,17 @@ def _scores(plan: Plan, jobs: Mapping[str, Sequence[Job]], answered: Mapping[str
     }
 
 
-def _protocol(plan: Plan, arc: bool) -> str:
+def _protocol(plan: Plan, grouped: bool) -> str:
+    each = "test input, with the demonstrations of its task" if grouped else "example"
     return (
-        f"zero-shot: one prompt for each {'test input, with the demonstrations of its task' if arc else 'example'}; "
+        f"zero-shot: one prompt for each {each}; "
         f"{plan.attempts} independent answer{'s' if plan.attempts > 1 else ''} each, exact and valid are of the first; "
         f"unparseable answers count as wrong; parameters: {json.dumps(plan.parameters)}, all others the server's own"
     )
 
 
 def _write(out: Path, result: Mapping[str, Any]) -> None:
-    part = out / f".{RESULT}.part"
-    part.write_text(json.dumps(result, indent=1))
-    part.rename(out / RESULT)
+    files.write_json(out / RESULT, result)
 
 
 def _print(result: Mapping[str, Any], answered: Sequence[Answered], errors: Sequence[str], out: Path) -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from ponder import checkpoint
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import ModelConfig
 from ponder.model.reasoner import Reasoner
@@ -215,7 +214,7 @@ def with_tokens(config: Mapping[str, Any], seq_len: int | None) -> dict[str, Any
 
 def read_identifiers(path: Path) -> list[str]:
     try:
-        names = json.loads(path.read_text())
+        names = files.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"{path} is not a published identifiers.json ({error}): give a JSON list of names") from None
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -252,21 +251,13 @@ def write_folder(
             f"give the identifiers.json of the dataset it was trained on"
         )
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
-    except OSError as error:
-        raise UserError(f"cannot write {folder} ({error.strerror}): choose another folder with -o") from None
-    try:
-        checkpoint.write_tensors(aside, "weights", weights_of(model))
-        if identifiers is not None:
-            (aside / "identifiers.json").write_text(json.dumps(identifiers))
-        (aside / "config.json").write_text(json.dumps(about, indent=1))
-        aside.chmod(0o755)
-        aside.rename(folder)
+        with files.folder_aside(folder) as aside:
+            checkpoint.write_tensors(aside, "weights", weights_of(model))
+            if identifiers is not None:
+                files.write(aside / "identifiers.json", json.dumps(identifiers))
+            files.write_json(aside / "config.json", about)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {folder} ({error}): free some space or choose another folder with -o") from None
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def refuse_used(folder: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import spread
 from ponder.config.schema import Frozen
 from ponder.reports.tables import Entry
 from ponder.reports.values import Results, along, policies_of, score_of
-from ponder.studies.store import write_aside
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Okabe and Ito's colours, told apart by the colour-blind, and one more; lines also differ in marker and dash."""
@@ -61,9 +61,9 @@ def draw(
     results: Results, found: Sequence[Entry], panels: Sequence[Panel], titles: Mapping[str, str], path: Path
 ) -> bool:
     """Write `path`.png and .svg; False where there is nothing to draw yet, and no older figure is left then."""
-    files = {kind: path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")}
+    pictures = {kind: path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")}
     if not results.done or not panels:
-        for file in files.values():
+        for file in pictures.values():
             file.unlink(missing_ok=True)
         return False
     import matplotlib
@@ -84,10 +84,10 @@ def draw(
         figure.suptitle(
             f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
         )
-        for kind, file in files.items():
+        for kind, file in pictures.items():
             out = io.BytesIO()
             figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
-            write_aside(file, out.getvalue())
+            files.write(file, out.getvalue())
         plt.close(figure)
     return True
 

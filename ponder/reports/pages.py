@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ponder.base import stats
+from ponder.base import files, stats
 from ponder.base.errors import UserError
 from ponder.base.markers import around, put_between
 from ponder.reports.figures import draw, panels_of
@@ -45,7 +45,7 @@ from ponder.reports.tables import (
 from ponder.reports.values import Quantity, Results, policies_of, read_llms
 from ponder.studies import spec as studies
 from ponder.studies.spec import Study
-from ponder.studies.store import Store, write_aside
+from ponder.studies.store import Store
 
 RESULTS = Path("results")
 VERDICTS = (CONFIRMED, UNDECIDED, CONTRARY, NOT_TESTABLE, NOT_RUN)
@@ -98,7 +98,7 @@ def main_report(
         folder = results / "studies"
         texts = {".md": study_text(report), ".csv": as_csv(report.results, report.entries)}
         for suffix, text in texts.items():
-            write_aside(folder / f"{report.file}{suffix}", text)
+            files.write(folder / f"{report.file}{suffix}", text)
         if "all" not in names:
             say(f"{study.title}, {_status(report)}\n\n{numbers(report)}\n")
         written += [
@@ -107,13 +107,17 @@ def main_report(
     if "all" in names:
         name = "RESULTS.md" if scale == "mini" else f"RESULTS-{scale}.md"
         path = Path(name) if results == RESULTS else results / name  # the usual one stands beside README.md
-        write_aside(path, results_text(reports, scale, os.path.relpath(results, path.parent)))
+        files.write(path, results_text(reports, scale, _link(results, path.parent)))
         written.append(path)
-        say(f"{overview(reports, os.path.relpath(results, path.parent))}\n")
+        say(f"{overview(reports, _link(results, path.parent))}\n")
     if page is not None:
-        put_between(page, BEGIN, END, overview(reports, os.path.relpath(results, page.parent)))
+        put_between(page, BEGIN, END, overview(reports, _link(results, page.parent)))
         written.append(page)
     return written
+
+
+def _link(to: Path, here: Path) -> str:
+    return Path(os.path.relpath(to, here)).as_posix()
 
 
 def make(study: Study, scale: str, results: Path, store: Store | None = None) -> Report:

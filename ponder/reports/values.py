@@ -1,6 +1,5 @@
 """What a report reads: quantities of stored cells, one number for each seed. Nothing is trained or filled in."""
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from ponder.base import stats
+from ponder.base import files, stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
 from ponder.config.resolve import read_yaml
@@ -328,7 +327,7 @@ def read_llms(folders: Sequence[Path]) -> dict[str, dict[str, Stored]]:
     found: dict[str, dict[str, Stored]] = {}
     for path in sorted(p for folder in folders for p in folder.glob("*/llm.json")):
         try:
-            said = json.loads(path.read_text())
+            said = files.read_json(path)
             found.setdefault(said["model"], {})[said["data_hash"]] = said
         except (ValueError, KeyError, TypeError):
             raise UserError(f"{path} is damaged: delete it, or run `ponder eval-llm` again") from None

@@ -16,6 +16,7 @@ import torch
 from ponder import __version__
 from ponder.base import runtime
 from ponder.base.errors import UserError, needs_extra
+from ponder.base.files import read_json
 from ponder.inference.answers import Answer, as_data
 from ponder.inference.solver import Shelf, Solver
 from ponder.serve import service as serving
@@ -211,7 +212,7 @@ def _about(solver: Solver) -> dict[str, Any]:
         "max_steps": solver.opened.model.config.max_steps,
         "budget": solver.steps,
         "params": domain.params.model_dump(mode="json"),
-        "card": json.loads(card.read_text()) if card.is_file() else None,
+        "card": read_json(card) if card.is_file() else None,
     }
 
 

@@ -1,18 +1,16 @@
 """One cell from training to its stored result: what is trained, what is measured after it, what is kept."""
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from ponder import checkpoint, data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.data import Dataset
@@ -24,7 +22,7 @@ from ponder.evaluation.arc import run_votes, score_arc
 from ponder.evaluation.records import MEASURES, Records
 from ponder.evaluation.run import Asked, Plan, make_plan
 from ponder.inference.weights import open_weights
-from ponder.model import cost
+from ponder.model import cost, halting
 from ponder.model.reasoner import Reasoner
 from ponder.studies.spec import EXAMPLES, After, Cell
 from ponder.studies.store import Store, measured, pack
@@ -86,7 +84,7 @@ def _as_asked(there: dict[str, Any]) -> After:
 def trained(cell: Cell, folder: Path) -> dict[str, Any]:
     """What the run folder says, made small."""
     rows = read_log(folder / "metrics.jsonl")
-    result = json.loads((folder / runs.RESULT).read_text())
+    result = files.read_json(folder / runs.RESULT)
     config = cell.config
     domain = config.data.make()
     work = cost.flops(config.model, len(domain.vocab), domain.seq_len)
@@ -169,14 +167,14 @@ def measure(cell: Cell, after: After, folder: Path, data_dir: Path, here: Runtim
 def profile(model: Reasoner, how: Plan, split: str) -> dict[str, Any]:
     """One split at every forced step, and each example's verdict at the training budget and at the end."""
     domain, source = how.dataset.domain, how.dataset.source(split)
-    rest = (how.steps, how.batch, how.here, how.precision)
+    settings = evaluate.Settings(how.steps, how.batch, how.limit, how.precision)
     head, arc = model.config.halting != "none", {}
     if isinstance(source, ArcEvaluation):
-        voted = run_votes(model, domain, source, *rest)  # all votes count
+        voted = run_votes(model, domain, source, replace(settings, limit=None), how.here)  # all votes count
         records = voted.plain.records
         arc = {"arc": score_arc(voted, domain, head).score}
     else:
-        records = evaluate.run_split(model, domain, source, *rest, how.limit)
+        records = evaluate.run_split(model, domain, source, settings, how.here)
     within = records.first(how.budget)
     few = how.limit is None or records.n <= how.limit  # the votes of a whole ARC set would fill the file
     return {
@@ -184,7 +182,7 @@ def profile(model: Reasoner, how: Plan, split: str) -> dict[str, Any]:
         "n": records.n,
         "of": len(source),
         **{m: getattr(records, m).mean(axis=0, dtype=np.float64).tolist() for m in MEASURES},
-        "confidence": confidence(records.q_halt, head).mean(axis=0).tolist(),
+        "confidence": halting.probability(records.confidence, head).mean(axis=0).tolist(),
         "best_full": _answered(within, "best_full"),
         "halting": _halting(within) if head else None,
         "bits": _bits(within) if few else None,
@@ -204,14 +202,6 @@ def _answered(records: Records, way: str) -> dict[str, float]:
 def _halting(records: Records) -> dict[str, float]:
     mean_step = float(evaluate.picked_steps(records)["halting"].mean() + 1)
     return {**_answered(records, "halting"), "mean_step": mean_step}
-
-
-def confidence(q: npt.NDArray[np.float32], head: bool) -> npt.NDArray[np.float64]:
-    """The halting probability; without a halting head the geometric mean of the answer's token probabilities."""
-    wide = q.astype(np.float64)
-    with np.errstate(over="ignore"):
-        out: npt.NDArray[np.float64] = 1 / (1 + np.exp(-wide)) if head else np.exp(wide)
-    return out
 
 
 def _policies(cell: Cell, last: Path, data_dir: Path, here: Runtime) -> dict[str, Any]:

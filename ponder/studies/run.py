@@ -20,11 +20,12 @@ from typing import IO
 from ponder import data
 from ponder.base import runtime
 from ponder.base.errors import UserError
+from ponder.base.files import holder, locked
 from ponder.domains.contract import Progress, silent
 from ponder.studies.board import Board, View
 from ponder.studies.cell import one_training, run_cell
 from ponder.studies.spec import Cell, Job, find
-from ponder.studies.store import Store, holder, locked
+from ponder.studies.store import Store
 from ponder.training.loop import Limits, Stop
 
 BUSY, UNFINISHED = 75, 76

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 
@@ -23,9 +24,7 @@ class Log:
         self.evaluated = {row["update"] for row in kept if row["kind"] == "eval"}
         self.runtime.barrier()
         if self.runtime.main and self.path.exists():
-            part = self.path.with_suffix(".part")
-            part.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            part.replace(self.path)
+            files.write(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def has(self, kind: str, update: int) -> bool:
         return update in self.evaluated
@@ -35,7 +34,7 @@ class Log:
             self.evaluated.add(row["update"])
         if self.runtime.main:
             try:
-                with self.path.open("a") as file:
+                with self.path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(row) + "\n")
             except OSError as error:
                 raise UserError(
@@ -49,7 +48,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:

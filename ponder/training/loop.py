@@ -18,13 +18,13 @@ from torch import Tensor
 from ponder import checkpoint
 from ponder.base import rng
 from ponder.base.errors import UserError
-from ponder.base.runtime import Runtime, compile_for, matmul_peak, precision_for
+from ponder.base.runtime import Runtime, carry_dtype, compile_for, matmul_peak, precision_for
 from ponder.config.resolve import Config
 from ponder.data import Dataset
-from ponder.evaluation import records as evaluate
-from ponder.model import cost, losses
+from ponder.evaluation.records import Settings, final_scores, run_split
+from ponder.model import cost, halting, losses
 from ponder.model.layers import compile_blocks
-from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.reasoner import Reasoner, Step
 from ponder.training.log import Log
 from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped
 from ponder.training.slots import Slots, make_slots, refill
@@ -131,7 +131,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
     loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
     (loss.total / config.train.batch).backward()
     slots.carry = carry
-    slots.done = halted(step.q_halt, step.q_continue, carry, last, depth.steps, config)
+    slots.done = halted(step, last, depth.steps, config)
     done = slots.done
     sums = {
         "loss": loss.total.detach(),
@@ -154,17 +154,12 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
     return Moment(sums, slots.task_ids, rows.grad)
 
 
-def halted(
-    q_halt: Tensor | None, q_continue: Tensor | None, carry: Carry, last: Tensor, budget: int, config: Config
-) -> Tensor:
+def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:
     """Done when the halting head says so, at the latest at the budget; now and then a random minimum length holds."""
-    if q_halt is None:
-        return last
-    done = q_halt > (q_continue if q_continue is not None else 0)
-    key = rng.fold(carry.key, carry.steps)
+    key = rng.fold(step.carry.key, step.carry.steps)
     explore = rng.uniform(rng.fold(key, rng.EXPLORE)) < config.train.explore
     minimum = 2 + (rng.uniform(rng.fold(key, rng.EXPLORE_LENGTH)) * (budget - 1)).to(torch.int64)
-    return (done & (~explore | (carry.steps >= minimum))) | last
+    return (halting.halts(step) & (~explore | (step.carry.steps >= minimum))) | last
 
 
 # The whole of it ------------------------------------------------------------------------------------------------------
@@ -178,7 +173,6 @@ def train(
     domain, source = dataset.domain, dataset.source("train")
     updates = total_updates(config, len(source))
     precision = precision_for(config.train.precision, runtime.device)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
 
     # Model and optimisers
     torch.manual_seed(config.seed)
@@ -191,7 +185,7 @@ def train(
         optimiser=AdamAtan2(weights, config.train),
         average=Average(weights, config.train.ema) if config.train.ema is not None else None,
         table=PuzzleTable(model, config.train),
-        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
+        slots=make_slots(config, model, domain.seq_len, runtime, carry_dtype(precision)),
     )
     schedule = Schedule(updates, config.train.warmup, config.train.lr_min_ratio, config.train.schedule)
     if compile_for(config.train.compile, runtime.device):
@@ -337,23 +331,15 @@ def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
 def evaluation_row(run: Run, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str) -> dict[str, Any]:
     """Every split with the online and with the averaged weights, at the full budget."""
     config = run.config
+    how = Settings(config.model.max_steps, config.eval.batch, config.eval.examples, precision)
     row: dict[str, Any] = {"kind": "eval", "update": run.update, "n": {}}
     value, table = run.averaged()
     for name in ("online", "ema") if run.average is not None else ("ema",):
         with swapped(
             run.weights, run.model, *((value, table) if name == "ema" else (run.weights.value.clone(), run.model.table))
         ):
-            records = evaluate.run_splits(
-                run.model,
-                dataset,
-                splits,
-                config.model.max_steps,
-                config.eval.batch,
-                runtime,
-                precision,
-                config.eval.examples,
-            )
-        row[name] = {split: evaluate.final_scores(r) for split, r in records.items()}
+            records = {s: run_split(run.model, dataset.domain, dataset.source(s), how, runtime) for s in splits}
+        row[name] = {split: final_scores(r) for split, r in records.items()}
         row["n"] = {split: r.n for split, r in records.items()}
     return row
 
@@ -372,7 +358,8 @@ def preflight(run: Run, folder: Path, dataset: Dataset, splits: list[str], runti
         )
     for split in splits:
         few = max(1, min(8, dataset.counts[split] // 2))
-        evaluate.run_split(run.model, dataset.domain, dataset.source(split), 1, few, runtime, precision, limit=2 * few)
+        how = Settings(1, few, 2 * few, precision)
+        run_split(run.model, dataset.domain, dataset.source(split), how, runtime)
 
 
 def _not_finite(update: int, norm: float, sums: dict[str, float], checkpoints: Path) -> str:

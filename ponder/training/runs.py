@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
-from ponder.base import runtime
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
@@ -70,7 +70,7 @@ def _train_in(
         dataset.check_hashes()
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         _same_data(folder, dataset)
-        (folder / ENVIRONMENT).write_text(json.dumps(about, indent=1))
+        files.write_json(folder / ENVIRONMENT, about)
     trackers = open_trackers(config, folder) if here.main else []
     view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
     stop = Stop()
@@ -110,7 +110,7 @@ def _began(folder: Path) -> bool:
 def _same_data(folder: Path, dataset: data.Dataset) -> None:
     """A run goes on with the very data it began with."""
     try:
-        before = json.loads((folder / ENVIRONMENT).read_text())["data_hash"]
+        before = files.read_json(folder / ENVIRONMENT)["data_hash"]
     except (OSError, ValueError, KeyError):
         return
     if before != dataset.hash and _began(folder):
@@ -130,20 +130,17 @@ def open_folder(folder: Path, config: Config) -> None:
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
         return
-    part = folder / f".{CONFIG}.part"  # one that is there already is of a run that was killed just here
-    if folder.exists() and any(path != part for path in folder.iterdir()):
+    if folder.exists() and any(not files.unfinished(path) for path in folder.iterdir()):
         raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        part.write_text(json.dumps(config.flat(), indent=1))
-        part.rename(folder / CONFIG)
+        files.write_json(folder / CONFIG, config.flat())
     except OSError as error:
         raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
 
 
 def read_config(folder: Path) -> Config:
     try:
-        return configuration.from_flat(json.loads((folder / CONFIG).read_text()))
+        return configuration.from_flat(files.read_json(folder / CONFIG))
     except FileNotFoundError:
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
     except json.JSONDecodeError:
@@ -162,7 +159,5 @@ def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
         "environment": runtime.environment(),
         **summary(rows, config.eval.select),
     }
-    part = folder / f".{RESULT}.part"
-    part.write_text(json.dumps(result, indent=1))
-    part.rename(folder / RESULT)
+    files.write_json(folder / RESULT, result)
     draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")

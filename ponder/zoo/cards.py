@@ -1,8 +1,9 @@
-"""The trained models that come with the package, each with a card that says what it can and cannot do."""
+"""Trained models, ponder's and the user's own, each with a card that says what it can and cannot do."""
 
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,14 +14,14 @@ from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
 
-from ponder import checkpoint, data
-from ponder.base import runtime, stats
+from ponder import data
+from ponder.base import files, runtime, stats
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.domains.contract import Progress, silent
 from ponder.evaluation import records as evaluate
-from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
 
@@ -37,17 +38,24 @@ BEYOND = 4
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a model; one without scores where a folder came without a card."""
     try:
-        card: dict[str, Any] = json.loads((folder / CARD).read_text())
+        card: dict[str, Any] = files.read_json(folder / CARD)
     except FileNotFoundError:
-        config = configuration.from_flat(json.loads((folder / runs.CONFIG).read_text()))
+        config = configuration.from_flat(files.read_json(folder / runs.CONFIG))
         return {"name": folder.name, "domain": config.data.domain, "max_steps": config.model.max_steps, "accuracy": {}}
     except json.JSONDecodeError:
         raise UserError(f"{folder / CARD} is damaged: write it again with `ponder zoo add`") from None
     return card
 
 
-def list_cards(zoo: Path = ZOO) -> list[dict[str, Any]]:
-    return [read_card(path.parent) for path in sorted(zoo.glob(f"*/{runs.CONFIG}"))]
+def list_cards() -> list[dict[str, Any]]:
+    """The cards of all models in the zoo. One that cannot be read is left out with a line that says why."""
+    cards = []
+    for name, folder in sorted(zoo_folders().items()):
+        try:
+            cards.append(read_card(folder))
+        except (UserError, OSError, ValueError) as error:
+            print(f"ponder: the zoo model {name} is left out: {error}", file=sys.stderr)
+    return cards
 
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -102,14 +110,14 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
 # Adding ---------------------------------------------------------------------------------------------------------------
 
 
-def add(
-    run: Path, name: str, limits: str = "", data_dir: Path = Path("data"), zoo: Path = ZOO, progress: Progress = silent
-) -> Path:
+def add(run: Path, name: str, limits: str, data_dir: Path, zoo: Path, progress: Progress = silent) -> Path:
     """Put the averaged weights of a run's best checkpoint into the zoo, with a card from a fresh evaluation."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UserError(f"{name!r} is no name for the zoo: use small letters, digits and single hyphens: sudoku-9x9")
     if not (run / runs.CONFIG).is_file():
         raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
+    if zoo != ZOO and (ZOO / name).exists():
+        raise UserError(f"{name} is a model that comes with ponder: choose another name")
     opened = open_weights(run)
     if opened.config is None or opened.domain is None or opened.update is None:
         raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
@@ -121,16 +129,15 @@ def add(
         tensors = opened.model.state_dict().items()
         save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
         card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
-        (aside / CARD).write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        files.write(aside / CARD, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
         for file in aside.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
-        target = zoo / name
         try:
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(aside, target)
+            with files.folder_aside(zoo / name) as part:
+                shutil.copytree(aside, part, dirs_exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write to {zoo} ({error.strerror}): is ponder installed read-only?") from None
-    return target
+            raise UserError(f"cannot write to {zoo} ({error.strerror}): give XDG_DATA_HOME another folder") from None
+    return zoo / name
 
 
 def make_card(
@@ -141,15 +148,13 @@ def make_card(
     dataset = data.Dataset.open(data.build(config.data, data_dir, data.default_workers(), progress))
     budget = model.config.max_steps
     steps = BEYOND * budget if model.config.states else 1
-    here = runtime.Runtime(torch.device("cpu"))
+    here, how = runtime.Runtime(torch.device("cpu")), evaluate.Settings(steps, config.eval.batch, EXAMPLES)
     accuracy: dict[str, Any] = {}
     by_step: dict[str, list[dict[str, Any]]] = {}
     for split, info in domain.splits.items():
         if info.role not in ("test", "ood"):
             continue
-        records = evaluate.run_split(
-            model, domain, dataset.source(split), steps, config.eval.batch, here, limit=EXAMPLES, progress=progress
-        )
+        records = evaluate.run_split(model, domain, dataset.source(split), how, here, progress)
         n, last = records.n, min(budget, steps) - 1
         accuracy[split] = {
             "role": info.role,
@@ -165,14 +170,14 @@ def make_card(
     first = next(iter(by_step))
     flat = config.data.flat()
     evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
-    machine = json.loads((run / "environment.json").read_text())
+    machine = files.read_json(run / "environment.json")
     return {
         "name": name,
         "domain": domain.name,
         "title": domain.title,
         "parameters": sum(p.numel() for p in model.parameters()),
         "bytes": weights.stat().st_size,
-        "sha256": checkpoint.sha256(weights),
+        "sha256": files.sha256(weights),
         "max_steps": budget,
         "data": {
             "params": {k: v for k, v in flat.items() if k != "domain"},

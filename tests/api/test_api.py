@@ -56,7 +56,7 @@ def test_the_callback_gets_every_row_of_the_log(trained: Any) -> None:
     run, rows = trained
     assert run.log == rows and {row["kind"] for row in rows} == {"train", "eval"}
     assert run.outcome.finished and run.outcome.update == 8
-    assert run.result == json.loads((run.folder / "result.json").read_text())
+    assert run.result == json.loads((run.folder / "result.json").read_text(encoding="utf-8"))
 
 
 def test_a_run_that_was_stopped_goes_on_and_has_no_result_before_its_end(tmp_path: Path, data_dir: Path) -> None:

@@ -61,7 +61,7 @@ def test_build_show_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert code == 0 and "match their hashes" in out
     svg = tmp_path / "x.svg"
     ponder(capsys, "data", "show", str(folder), "--svg", str(svg))
-    assert svg.read_text().startswith("<svg")
+    assert svg.read_text(encoding="utf-8").startswith("<svg")
 
 
 @pytest.mark.parametrize(

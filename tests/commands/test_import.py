@@ -32,7 +32,9 @@ class Published:
         self.configure(data_path="data/nine-aug-1000")
 
     def configure(self, **top: Any) -> None:
-        self.config.write_text(yaml.safe_dump({"arch": {**self.arch, "loss": {"name": "losses@ACTLossHead"}}, **top}))
+        self.config.write_text(
+            yaml.safe_dump({"arch": {**self.arch, "loss": {"name": "losses@ACTLossHead"}}, **top}), encoding="utf-8"
+        )
 
     def run(self, *more: str) -> None:
         words = [self.kind, str(self.checkpoint), "--config", str(self.config), "-o", str(self.out), *more]
@@ -60,7 +62,7 @@ def test_the_folder_gives_the_published_outputs(name: str, tmp_path: Path) -> No
 
 def test_the_folder_says_where_it_came_from(hrm: Published) -> None:
     hrm.run("--seq-len", "9")
-    config = json.loads((hrm.out / "config.json").read_text())
+    config = json.loads((hrm.out / "config.json").read_text(encoding="utf-8"))
     assert sorted(p.name for p in hrm.out.iterdir()) == ["config.json", "weights.safetensors"]
     assert config["kind"] == "imported"
     assert (config["vocab"], config["tokens"], config["task_ids"]) == (7, 9, 3)
@@ -101,14 +103,14 @@ def test_the_length_comes_from_weights_that_show_it(name: str, tmp_path: Path) -
 
 def test_identifiers_are_stored_beside_the_weights(hrm: Published, tmp_path: Path) -> None:
     names = ["<blank>", "007bbfb7_t3_0123456789", "007bbfb7"]
-    (tmp_path / "names.json").write_text(json.dumps(names))
+    (tmp_path / "names.json").write_text(json.dumps(names), encoding="utf-8")
     hrm.run("--seq-len", "9", "--identifiers", str(tmp_path / "names.json"))
-    assert json.loads((hrm.out / "identifiers.json").read_text()) == names
+    assert json.loads((hrm.out / "identifiers.json").read_text(encoding="utf-8")) == names
 
 
 @pytest.mark.parametrize("text", ['["<blank>", "one"]', '{"<blank>": 0}', "[0, 1, 2]", "not json"])
 def test_identifiers_that_do_not_fit_are_refused(hrm: Published, tmp_path: Path, text: str) -> None:
-    (tmp_path / "names.json").write_text(text)
+    (tmp_path / "names.json").write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match="identifiers"):
         hrm.run("--seq-len", "9", "--identifiers", str(tmp_path / "names.json"))
     assert not hrm.out.exists()

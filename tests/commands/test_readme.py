@@ -9,7 +9,7 @@ from ponder.cli import VERBS, main
 from ponder.config.resolve import model_names, preset_names
 from tests.support import ROOT
 
-README = (ROOT / "README.md").read_text()
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 COMMANDS = re.findall(r"^(?:ponder|torchrun .* -m ponder) (.+?)(?:\s+#.*)?$", README, flags=re.M)
 
 
@@ -38,7 +38,7 @@ def test_no_path_of_a_machine_and_no_registry_is_named() -> None:
         if path.suffix in (".py", ".md", ".yaml", ".toml", ".txt", ".json") and not inside[0].startswith(
             (".", "runs", "data")
         ):
-            assert not machine.search(path.read_text()), path
+            assert not machine.search(path.read_text(encoding="utf-8")), path
 
 
 def test_quickstart_trains_and_shows_a_puzzle_being_solved(

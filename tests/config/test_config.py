@@ -76,10 +76,3 @@ def test_unknown_preset_and_model_name_the_nearest() -> None:
         resolve("sudoku-mimi")
     with pytest.raises(UserError, match="did you mean 'hrm'"):
         resolve("sudoku-mini", "hmr")
-
-
-def test_the_key_ignores_labels_and_notices_the_rest() -> None:
-    base = resolve("sudoku-mini")
-    same = resolve("sudoku-mini", None, {"train": {"data_workers": 2}})
-    other = resolve("sudoku-mini", None, {"train": {"lr": 0.1}})
-    assert base.key() == same.key() != other.key()

@@ -8,6 +8,7 @@ import pytest
 
 from ponder import data
 from ponder.base.errors import UserError
+from ponder.base.files import sha256
 from ponder.data import Dataset
 from tests.conftest import tiny
 
@@ -78,17 +79,17 @@ def test_verify_finds_a_wrong_label(copy: Path) -> None:
     labels = np.load(file)
     labels[0, :2] = labels[0, :2][::-1]
     np.save(file, labels)
-    manifest = json.loads((copy / "manifest.json").read_text())
-    manifest["splits"]["test"]["labels"]["sha256"] = data._sha256(file)
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    manifest = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
+    manifest["splits"]["test"]["labels"]["sha256"] = sha256(file)
+    (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match="test example 0 is wrong"):
         data.verify(copy)
 
 
 def test_a_manifest_that_does_not_match_is_refused(copy: Path) -> None:
-    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest = json.loads((copy / "manifest.json").read_text(encoding="utf-8"))
     manifest["splits"]["train"]["inputs"]["shape"][0] += 1
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+    (copy / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     with pytest.raises(UserError, match="the manifest says"):
         Dataset.open(copy)
 

@@ -332,7 +332,7 @@ def write_csv(path: Path, domain: Maze, inputs: Tokens, labels: Tokens) -> None:
     for puzzle, label in zip(inputs, labels, strict=True):
         question, answer = (domain.format(part).replace("/", "").replace(".", " ") for part in (puzzle, label))
         lines.append(f"made,{question},{answer},{(label == PATH).sum() + 1}")
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @pytest.fixture
@@ -400,11 +400,11 @@ def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pyt
 
 def test_bad_csv_files(folder: Path) -> None:
     path = folder / "train.csv"
-    good = path.read_text()
+    good = path.read_text(encoding="utf-8")
     lines = good.splitlines()
 
     def fails(text: str, message: str) -> None:
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         with pytest.raises(UserError, match=message):
             maze(source="csv", folder=str(folder), val=8).build(seed=0)
 

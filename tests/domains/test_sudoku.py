@@ -373,7 +373,7 @@ def test_bad_text_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([[1, 2], [3, 4]], "is 2x2, expected 4x4"),
+        ([[1, 2], [3, 4]], "has 2 rows, expected 4 rows of 4"),
         ([[1, 2, 3, 4]] * 3 + [[1]], "different lengths"),
         ([[0] * 4] * 3 + [[0, 5, 0, 0]], "'5' in row 4, column 2"),
         ([[0] * 4] * 3 + [[0, True, 0, 0]], "'True' in row 4, column 2"),
@@ -504,9 +504,9 @@ def test_csv_ratings_filter(folder: Folder) -> None:
 
 def test_a_training_puzzle_that_is_tested_on_is_left_out(folder: Folder, tmp_path: Path) -> None:
     train, test = tmp_path / "train.csv", tmp_path / "test.csv"
-    leak = test.read_text().splitlines()[3]
-    twice = train.read_text().splitlines()[5]
-    with train.open("a") as file:
+    leak = test.read_text(encoding="utf-8").splitlines()[3]
+    twice = train.read_text(encoding="utf-8").splitlines()[5]
+    with train.open("a", encoding="utf-8") as file:
         file.write(f"{leak}\n{twice}\n")
     built = folder().build(seed=0)
     puzzles = [puzzle.tobytes() for arrays in built.values() for puzzle in arrays["inputs"]]
@@ -548,14 +548,14 @@ def test_a_damaged_csv_gives_file_line_and_reason(
 
 def test_a_garbled_row_gives_line_and_place(folder: Folder, tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
-    lines = path.read_text().splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines()
     source, question, answer, rating = lines[30].split(",")
     for fields, message in [
-        ((source, "q" + question[1:], answer, rating), "line 31: question has 'q' at character 1, allowed: '.0_1234'"),
+        ((source, "q" + question[1:], answer, rating), "line 31: question has 'q' at character 1, allowed: '.12340_'"),
         ((source, question, answer[:2] + "." + answer[3:], rating), "line 31: answer has '.' at character 3"),
         ((source, question, answer[::-1], rating), "line 31: the answer does not solve the question: row"),
     ]:
-        path.write_text("\n".join([*lines[:30], ",".join(fields), *lines[31:]]))
+        path.write_text("\n".join([*lines[:30], ",".join(fields), *lines[31:]]), encoding="utf-8")
         with pytest.raises(UserError) as caught:
             folder().build(seed=0)
         assert message in str(caught.value)
@@ -564,8 +564,11 @@ def test_a_garbled_row_gives_line_and_place(folder: Folder, tmp_path: Path) -> N
 def test_quotes_a_missing_last_newline_and_a_byte_order_mark_are_fine(folder: Folder, tmp_path: Path) -> None:
     expected = folder().build(seed=0)
     path = tmp_path / "train.csv"
-    quoted = ["{}".format(",".join(f'"{field}"' for field in line.split(","))) for line in path.read_text().split()]
-    path.write_text("\ufeff" + "\n".join(quoted))
+    quoted = [
+        "{}".format(",".join(f'"{field}"' for field in line.split(",")))
+        for line in path.read_text(encoding="utf-8").split()
+    ]
+    path.write_text("\ufeff" + "\n".join(quoted), encoding="utf-8")
     built = folder().build(seed=0)
     assert all((built["train"][name] == array).all() for name, array in expected["train"].items())
 
@@ -620,7 +623,7 @@ def test_files_in_the_hubs_cache_need_no_network(empty_cache: Path) -> None:
     snapshot = repo / "snapshots" / ("a" * 40)
     snapshot.mkdir(parents=True)
     (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("a" * 40)
+    (repo / "refs" / "main").write_text("a" * 40, encoding="utf-8")
     arrays = made(9, train=20).build(seed=0)
     for name in ("train", "test"):
         write_csv(snapshot / f"{name}.csv", arrays[name], [5] * 20)

@@ -22,7 +22,7 @@ from ponder.domains.arc.grids import crop, encode
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.contract import Tokens
 from ponder.evaluation.arc import chosen_votes, count_votes, predict, run_votes, score_arc
-from ponder.evaluation.records import load_records
+from ponder.evaluation.records import Settings, load_records
 from ponder.evaluation.run import Asked, choose_data, run
 from ponder.inference.weights import open_weights
 from ponder.model.published import write_folder as write_imported
@@ -67,7 +67,7 @@ def source_of(dataset: Dataset, split: str = "test") -> ArcEvaluation:
 def test_votes_equal_the_published_evaluator() -> None:
     if not GOLDEN.is_file():
         pytest.skip(f"the golden file {GOLDEN} is not here; the self-made case ran all the same")
-    golden, stored = json.loads(GOLDEN.read_text()), np.load(GOLDEN.with_suffix(".npz"))
+    golden, stored = json.loads(GOLDEN.read_text(encoding="utf-8")), np.load(GOLDEN.with_suffix(".npz"))
     score = count_votes(
         stored["name"].tolist(), stored["input"], stored["prediction"], stored["halt_logit"], True, golden["tasks"],
         ks=(1, 2, 5, 10),
@@ -131,7 +131,7 @@ class Known(nn.Module):
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:
         return Carry(States(None, None), torch.zeros_like(key), key)
 
-    def forward(self, carry: Carry, inputs: Tensor, rows: Tensor) -> Step:
+    def forward(self, carry: Carry, inputs: Tensor, rows: Tensor, noise: float | None = None) -> Step:
         given = inputs.to(torch.uint8).numpy()
         wrong = encode(np.zeros((1, 1), dtype=np.uint8), 10)  # colour 0 stays under every augmentation
         out = []
@@ -145,7 +145,7 @@ class Known(nn.Module):
 
 def known_score(source: ArcEvaluation, domain: Arc, knows: set[int], limit: int | None = None) -> dict[str, Any]:
     model: Any = Known(source, knows)
-    return score_arc(run_votes(model, domain, source, 2, 7, HERE, "float32", limit), domain, head=True).score
+    return score_arc(run_votes(model, domain, source, Settings(2, 7, limit), HERE), domain, head=True).score
 
 
 def test_votes_budget_curve_and_blank_id(arc_data: Dataset) -> None:
@@ -189,8 +189,9 @@ def test_a_limit_keeps_whole_rounds_of_votes(arc_data: Dataset) -> None:
 
 
 def test_two_ranks_predict_what_one_does(arc_data: Dataset) -> None:
-    source, domain, model = source_of(arc_data, "val"), arc_data.domain, made_model(small())
-    one = predict(model, domain, source, np.arange(len(source)), [1, 2], 64, HERE, "float32")
+    source, domain = source_of(arc_data, "val"), arc_data.domain
+    model = made_model(resolve("arc1-mini", None, {**SMALL, "model": {**SMALL["model"], "max_steps": 1}}))
+    one = predict(model, domain, source, Settings(2, 64), HERE)
     others: list[Any] = []
 
     class Rank(Runtime):
@@ -200,10 +201,10 @@ def test_two_ranks_predict_what_one_does(arc_data: Dataset) -> None:
 
     for rank in (1, 0):
         here = Rank(torch.device("cpu"), rank, 2)
-        two = predict(model, domain, source, np.arange(len(source)), [1], 5, here, "float32")
+        two = predict(model, domain, source, Settings(1, 5), here)
     assert np.array_equal(two.index, np.arange(len(source))) and np.array_equal(two.records.index, two.index)
     assert np.array_equal(two.inputs, one.inputs) and np.array_equal(two.answers[1], one.answers[1])
-    assert np.abs(two.q_halt[1] - one.q_halt[1]).max() < 1e-4
+    assert np.abs(two.confidence[1] - one.confidence[1]).max() < 1e-4
     assert not np.array_equal(one.answers[1], one.answers[2])
 
 
@@ -219,10 +220,10 @@ def test_the_command_writes_a_submission(
     assert main(["eval", str(folder), "--data-dir", str(arc_dir), "--device", "cpu", "--batch", "50"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "transductive" in shown and "blank id" in shown and "pass@2" in shown
-    result = json.loads((folder / "eval/eval.json").read_text())
+    result = json.loads((folder / "eval/eval.json").read_text(encoding="utf-8"))
     source = source_of(arc_data)
     said = result["scores"]["ema"]["test"]
-    submission = json.loads((folder / "eval" / said["arc"]["submission"]).read_text())
+    submission = json.loads((folder / "eval" / said["arc"]["submission"]).read_text(encoding="utf-8"))
     assert said["arc"]["submission"] == "submission.json"
     assert {task: len(tests) for task, tests in submission.items()} == {
         task: len(pairs["test"]) for task, pairs in source.tasks().items()
@@ -240,7 +241,7 @@ def test_the_submission_is_the_majority_of_what_the_model_says(
     """Recounted from the model alone: one example at a time, augmentations undone by their names."""
     folder = made_run(small(), tmp_path / "r")
     out = run(Asked(str(folder), data_dir=arc_dir, splits=("val",), batch=9), HERE)
-    written = json.loads((out / "submission-ema-val.json").read_text())
+    written = json.loads((out / "submission-ema-val.json").read_text(encoding="utf-8"))
     source, model = source_of(arc_data, "val"), open_weights(folder).model
     votes: dict[tuple[str, int], dict[str, int]] = {}
     index = np.arange(len(source))
@@ -277,28 +278,31 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
     published = [names[i] if n % 2 else names[i].replace("|||", "_") for n, i in enumerate(order)]
     write_imported(model, tmp_path / "published", {"kind": "trm"}, published)
     preset = tmp_path / "own.yaml"
-    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL}))
+    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL}), encoding="utf-8")
     a = run(Asked(str(own), data_dir=arc_dir, splits=("val",), steps=2), HERE)
     asked = Asked(str(tmp_path / "published"), domain=str(preset), data_dir=tmp_path / "data", splits=("val",), steps=2)
     b = run(asked, HERE)
-    one, other = (json.loads((f / "eval.json").read_text()) for f in (a, b))
+    one, other = (json.loads((f / "eval.json").read_text(encoding="utf-8")) for f in (a, b))
 
     def logits(result: dict[str, Any], file: Path) -> dict[tuple[str, int], float]:
         """By name: the file lists the augmentations of a task in another order."""
         source, records = source_of(Dataset.open(Path(result["data"]["path"])), "val"), load_records(file)
         tests = source.test_numbers(records.index)[:, 1].tolist()
-        return dict(zip(zip(source.test_names(records.index), tests, strict=True), records.q_halt[:, 1], strict=True))
+        return dict(
+            zip(zip(source.test_names(records.index), tests, strict=True), records.confidence[:, 1], strict=True)
+        )
 
     q, q_other = logits(one, a / "records/ema-val.npz"), logits(other, b / "records/published-val.npz")
     assert q.keys() == q_other.keys() and max(abs(q[k] - q_other[k]) for k in q) < 1e-4 < np.ptp(list(q.values()))
     scores = one["scores"]["ema"]["val"]["arc"], other["scores"]["published"]["val"]["arc"]
     assert scores[0]["at_step"] == scores[1]["at_step"] and scores[0]["label_rank"] == scores[1]["label_rank"]
     submissions = [
-        (f / s).read_text() for f, s in ((a, "submission-ema-val.json"), (b, "submission-published-val.json"))
+        (f / s).read_text(encoding="utf-8")
+        for f, s in ((a, "submission-ema-val.json"), (b, "submission-published-val.json"))
     ]
     assert submissions[0] == submissions[1] and len(set(json.loads(submissions[0]))) == 2
 
-    (tmp_path / "published/identifiers.json").write_text(json.dumps(["<blank>"]))
+    (tmp_path / "published/identifiers.json").write_text(json.dumps(["<blank>"]), encoding="utf-8")
     with pytest.raises(UserError, match=r"built from another identifiers\.json.*delete"):
         run(asked, HERE)
     with pytest.raises(UserError, match="does not name 2 of the tasks of split val"):
@@ -311,9 +315,14 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
 def test_other_task_ids_are_refused(arc_data: Dataset, tmp_path: Path) -> None:
     opened = open_weights(made_run(small(), tmp_path / "r"))
     preset = tmp_path / "own.yaml"
-    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "eval_augmentations": 3}}))
+    preset.write_text(
+        json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "eval_augmentations": 3}}),
+        encoding="utf-8",
+    )
     assert choose_data(opened, str(preset))[0].params.model_dump()["eval_augmentations"] == 3
-    preset.write_text(json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "augmentations": 5}}))
+    preset.write_text(
+        json.dumps({"extends": "arc1-mini", **SMALL, "data": {**SMALL["data"], "augmentations": 5}}), encoding="utf-8"
+    )
     with pytest.raises(UserError, match="numbers other tasks or augmentations"):
         choose_data(opened, str(preset))
 
@@ -322,6 +331,6 @@ def test_a_dense_model_votes_by_log_probability(arc_data: Dataset) -> None:
     sizes = {"width": 16, "heads": 2, "expansion": 1.0, "layers": 1}
     config = resolve("arc1-mini", "dense", {"data": SMALL["data"], "model": sizes})
     model: Reasoner = made_model(config)
-    voted = run_votes(model, arc_data.domain, source_of(arc_data, "val"), 1, 50, HERE, "float32")
-    assert (voted.plain.q_halt[1] < 0).all() and voted.budget == 1
+    voted = run_votes(model, arc_data.domain, source_of(arc_data, "val"), Settings(1, 50), HERE)
+    assert (voted.plain.confidence[1] < 0).all() and voted.budget == 1
     assert "token log-probability" in score_arc(voted, arc_data.domain, head=False).score["protocol"]

@@ -24,22 +24,22 @@ from ponder.base.runtime import Runtime
 from ponder.cli import main as ponder_main
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
-from ponder.domains.contract import ArraySource, Batch, Domain, Tokens
+from ponder.domains.contract import ArraySource, Bools, Domain, Tokens
 from ponder.evaluation import diff
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.records import (
-    Forced,
+    Judge,
     Records,
+    Settings,
     auroc,
     calibration,
-    forced_steps,
-    judged,
     load_records,
     run_split,
     save_records,
     summarise,
 )
 from ponder.evaluation.run import Asked, default_folder, ood_means, run
+from ponder.inference.engine import Engine, Full, Seen
 from ponder.inference.weights import open_weights
 from ponder.model.published import write_folder as write_imported
 from ponder.model.reasoner import Reasoner
@@ -69,7 +69,7 @@ def made_model(config: Config, seed: int = 0) -> Reasoner:
 def made_run(config: Config, folder: Path, seed: int = 0) -> Path:
     """A run folder with a checkpoint of random weights, EMA and online."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
     for name, number in (("weights", seed), ("ema", seed + 100)):
         tensors = {k: v for k, v in made_model(config, number).state_dict().items() if not k.startswith("high.")}
         checkpoint.write_tensors(checkpoint.aside(folder / "best"), name, tensors)
@@ -79,11 +79,12 @@ def made_run(config: Config, folder: Path, seed: int = 0) -> Path:
 
 def with_right_answers(model: Reasoner, inputs: Tokens, labels: Tokens, steps: int) -> Tokens:
     """Labels of which some are what the model says at some step, so that no score is trivially 0."""
-    said = [s.answers for s in forced_steps(model, inputs, np.zeros(len(inputs), np.int64), steps, HERE, "float32")]
+    seen: list[Seen] = []
+    Engine(model, tiny().data.make(), len(inputs), Full(), steps).run(inputs, watch=seen.append)
     rng = np.random.default_rng(0)
     out = labels.copy()
     for row in range(len(out)):
-        says = np.where(labels[row] != 0, said[rng.integers(steps)][row], 0)
+        says = np.where(labels[row] != 0, seen[rng.integers(steps)].answers[row], 0)
         if rng.random() < 0.6 and ((says != 0) == (labels[row] != 0)).all():
             out[row] = says
     return out
@@ -123,7 +124,7 @@ def test_records_are_what_each_example_does_alone(preset: str, size: int, batch:
     inputs, labels = domain.sample(3, size)
     labels = with_right_answers(model, inputs, labels, 4)
     assert preset == "sudoku-mini" or (labels == 0).any()
-    records = run_split(model, domain, ArraySource({"inputs": inputs, "labels": labels}), 4, batch, HERE)
+    records = run_split(model, domain, ArraySource({"inputs": inputs, "labels": labels}), Settings(4, batch), HERE)
     assert records.index.tolist() == list(range(size)) and records.steps == 4
     for row in range(size):
         for step, said in enumerate(slow(model, domain, inputs[row], labels[row], 4)):
@@ -131,7 +132,7 @@ def test_records_are_what_each_example_does_alone(preset: str, size: int, batch:
             assert records.valid[row, step] == said["valid"]
             assert records.halts[row, step] == (said["margin"] > 0) or abs(said["margin"]) < 1e-3
             assert records.token[row, step] == pytest.approx(said["token"])
-            assert records.q_halt[row, step] == pytest.approx(said["q_halt"], abs=1e-4 * 10**step)
+            assert records.confidence[row, step] == pytest.approx(said["q_halt"], abs=1e-4 * 10**step)
     for column in (records.exact, records.halts):
         assert 0 < column.mean() < 1
 
@@ -142,12 +143,11 @@ def test_positions_without_a_label_do_not_count() -> None:
     rng = np.random.default_rng(0)
     wrong = rng.random(labels.shape) < 0.1
     answers = np.where(wrong | (labels == 0), rng.integers(0, 3, labels.shape), labels).astype(np.uint8)
-    said = Forced(answers, np.zeros(40, np.float32), np.zeros(40, bool))
-    records = judged(domain, Batch(inputs, labels, np.zeros(40, np.int64)), np.arange(40), [said])
+    exact, _, token = Judge(domain, inputs, labels)(answers)
     for row in range(40):
         hits = [a == b for a, b in zip(answers[row].tolist(), labels[row].tolist(), strict=True) if b != 0]
-        assert records.exact[row, 0] == all(hits) and records.token[row, 0] == pytest.approx(sum(hits) / len(hits))
-    assert 0.2 < records.exact.mean() < 0.95
+        assert exact[row] == all(hits) and token[row] == pytest.approx(sum(hits) / len(hits))
+    assert 0.2 < exact.mean() < 0.95
 
 
 def test_another_batch_size_changes_nothing(dataset: Dataset) -> None:
@@ -164,8 +164,8 @@ def test_another_batch_size_changes_nothing(dataset: Dataset) -> None:
     assert float((logits(7) - logits(300)).abs().max()) < 1e-4
     labels = with_right_answers(model, batch.inputs, batch.labels, 4)
     source = ArraySource({"inputs": batch.inputs, "labels": labels})
-    a, b = (run_split(model, dataset.domain, source, 4, size, HERE) for size in (7, 300))
-    assert np.abs(a.q_halt[:, 0] - b.q_halt[:, 0]).max() < 1e-4
+    a, b = (run_split(model, dataset.domain, source, Settings(4, size), HERE) for size in (7, 300))
+    assert np.abs(a.confidence[:, 0] - b.confidence[:, 0]).max() < 1e-4
     assert abs(a.exact.mean() - b.exact.mean()) <= 0.001 and a.exact.any()
 
 
@@ -173,8 +173,8 @@ def test_evaluation_changes_nothing(dataset: Dataset) -> None:
     model = made_model(tiny()).train()
     before = {k: v.clone() for k, v in model.state_dict().items()}
     states = torch.get_rng_state(), str(np.random.get_state()), random.getstate()
-    first, again = (run_split(model, dataset.domain, dataset.source("test"), 5, 16, HERE) for _ in range(2))
-    still = run_split(made_model(tiny()).eval(), dataset.domain, dataset.source("test"), 5, 16, HERE)
+    first, again = (run_split(model, dataset.domain, dataset.source("test"), Settings(5, 16), HERE) for _ in range(2))
+    still = run_split(made_model(tiny()).eval(), dataset.domain, dataset.source("test"), Settings(5, 16), HERE)
     assert model.training and all(torch.equal(before[k], v) for k, v in model.state_dict().items())
     assert torch.equal(states[0], torch.get_rng_state())
     assert states[1:] == (str(np.random.get_state()), random.getstate())
@@ -184,7 +184,7 @@ def test_evaluation_changes_nothing(dataset: Dataset) -> None:
 
 
 def test_a_limit_spreads_over_the_split(dataset: Dataset) -> None:
-    records = run_split(made_model(tiny()), dataset.domain, dataset.source("test"), 1, 16, HERE, limit=7)
+    records = run_split(made_model(tiny()), dataset.domain, dataset.source("test"), Settings(1, 16, limit=7), HERE)
     assert records.index.tolist() == [0, 8, 16, 24, 32, 40, 49]
 
 
@@ -199,7 +199,7 @@ def random_records(n: int = 60, steps: int = 6, seed: int = 0) -> Records:
         exact=exact,
         valid=exact | (rng.random((n, steps)) < 0.2),
         token=rng.random((n, steps)).astype(np.float32),
-        q_halt=np.round(rng.normal(size=(n, steps)) + exact, 1).astype(np.float32),
+        confidence=np.round(rng.normal(size=(n, steps)) + exact, 1).astype(np.float32),
         halts=rng.random((n, steps)) < 0.2,
     )
 
@@ -210,7 +210,7 @@ def test_ways_to_answer_against_brute_force() -> None:
     for end, steps in (("to_budget", 4), ("to_end", 6)):
         for m in ("exact", "valid", "token"):
             rows = [row[:steps].tolist() for row in getattr(r, m)]
-            q = [row[:steps].tolist() for row in r.q_halt]
+            q = [row[:steps].tolist() for row in r.confidence]
             halts = [row[:steps].tolist() for row in r.halts]
             at = [row.index(True) if True in row else steps - 1 for row in halts]
             confident = [row[qs.index(max(qs))] for row, qs in zip(rows, q, strict=True)]
@@ -241,7 +241,7 @@ def test_wilson_by_hand() -> None:
 
 def test_auroc_and_calibration_against_brute_force() -> None:
     r = random_records(seed=4)
-    q, right = r.q_halt.ravel(), r.exact.ravel()
+    q, right = r.confidence.ravel(), r.exact.ravel()
     pairs = [(x > y) + 0.5 * (x == y) for x in q[right] for y in q[~right]]
     assert 0.6 < np.mean(pairs) < 0.95 and len(set(q.tolist())) < len(q) / 2
     assert auroc(q, right) == pytest.approx(np.mean(pairs))
@@ -261,14 +261,21 @@ def test_auroc_and_calibration_against_brute_force() -> None:
     assert said["ece"] == pytest.approx(error)
 
 
+def _first_step(model: Reasoner) -> tuple[Seen, Bools]:
+    engine = Engine(model, tiny().data.make(), 2)
+    for _ in range(2):
+        engine.admit(np.ones(16, np.uint8))
+    return engine.advance()
+
+
 def test_a_sure_or_diverged_head_is_still_counted() -> None:
     said = calibration(np.array([np.inf, -np.inf, 800.0, -800.0]), np.array([True, False, True, False]))
     assert said["brier"] == 0 and said["auroc"] == 1 and said["bins"][9]["n"] == 2
     model = made_model(tiny())
     assert model.q_head is not None
     model.q_head.bias.fill_(torch.nan)
-    one = next(forced_steps(model, np.ones((2, 16), np.uint8), np.zeros(2, np.int64), 1, HERE, "float32"))
-    assert (one.q_halt == -np.inf).all() and not one.halts.any()
+    one, _ = _first_step(model)
+    assert (one.confidence == -np.inf).all() and not one.halts.any()
 
 
 def test_records_survive_the_disk(tmp_path: Path) -> None:
@@ -278,6 +285,10 @@ def test_records_survive_the_disk(tmp_path: Path) -> None:
     for name in ("index", *evaluate.COLUMNS):
         assert np.array_equal(getattr(back, name), getattr(r, name))
         assert getattr(back, name).dtype == getattr(r, name).dtype
+    with np.load(tmp_path / "r.npz") as stored:  # as it was before there were versions
+        columns = {{"confidence": "q_halt"}.get(k, k): v for k, v in stored.items() if k != "version"}
+    np.savez_compressed(tmp_path / "old.npz", **columns)
+    assert np.array_equal(load_records(tmp_path / "old.npz").confidence, r.confidence)
 
 
 def test_ood_mean_is_unweighted_and_over_all_ood_splits() -> None:
@@ -329,10 +340,10 @@ def evaluated(made: dict[str, Path]) -> dict[str, Path]:
 def test_the_folder_can_be_audited(made: dict[str, Path], evaluated: dict[str, Path]) -> None:
     folder = evaluated["a"]
     assert folder == made["a"] / "eval" and not list(made["a"].glob(".*"))
-    result = json.loads((folder / "eval.json").read_text())
+    result = json.loads((folder / "eval.json").read_text(encoding="utf-8"))
     assert (result["budget"], result["steps"], result["seed"]) == (3, 6, 0)
     assert result["config"] == tiny().flat() and result["command"] == "ponder eval a"
-    files = json.loads((made["a"] / "best/state.json").read_text())["files"]
+    files = json.loads((made["a"] / "best/state.json").read_text(encoding="utf-8"))["files"]
     assert result["weights"] == {"ema": files["ema.safetensors"], "online": files["weights.safetensors"]}
     assert result["data"]["hash"] and {"torch", "commit", "ponder"} <= set(result["environment"])
     assert "training budget 3" in result["protocol"] and "halting off" in result["protocol"]
@@ -359,7 +370,7 @@ def test_twice_is_the_same(made: dict[str, Path], evaluated: dict[str, Path], tm
     assert torch.equal(states[0], torch.get_rng_state()) and states[1] == str(np.random.get_state())
     assert {p: p.read_bytes() for p in made["a"].glob("best/*")} == before
     assert [p.name for p in tmp_path.iterdir()] == ["again"]
-    a, b = (json.loads((f / "eval.json").read_text()) for f in (evaluated["a"], out))
+    a, b = (json.loads((f / "eval.json").read_text(encoding="utf-8")) for f in (evaluated["a"], out))
     assert a["scores"] == b["scores"]
 
 
@@ -371,7 +382,7 @@ def test_a_crash_leaves_the_earlier_evaluation(
     asked = Asked(str(made["a"]), data_dir=made["data"], steps=1, out=tmp_path / "e")
     run(asked, HERE)
     before = (tmp_path / "e/eval.json").read_bytes()
-    monkeypatch.setattr(ponder.eval_report, "draw", lambda *_: 1 / 0)
+    monkeypatch.setattr(ponder.evaluation.run, "draw", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(replace(asked, steps=2), HERE)
     assert (tmp_path / "e/eval.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
@@ -382,7 +393,7 @@ def test_the_table_shows_what_was_measured(made: dict[str, Path], capsys: pytest
     out = made["a"].parent / "shown"
     assert ponder_main([*words, "--batch", "9", "--limit", "33", "--out", str(out)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    said = json.loads((out / "eval.json").read_text())["scores"]["ema"]["test"]
+    said = json.loads((out / "eval.json").read_text(encoding="utf-8"))["scores"]["ema"]["test"]
     assert said["n"] == 33 and "at most 33 examples" in shown
     for end in ("to_budget", "to_end"):
         assert f"{100 * said[end]['final']['exact']['value']:.1f}" in shown
@@ -395,7 +406,7 @@ def test_policies_go_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -> N
     import ponder.evaluation.compare
 
     passed: list[list[str]] = []
-    monkeypatch.setattr(ponder.policy, "main", passed.append)
+    monkeypatch.setattr(ponder.evaluation.compare, "main", passed.append)
     assert ponder_main(["eval", "run", "--policy", "all", "--limit", "9"]) == 0
     assert ponder_main(["eval", "--policy=all", "run"]) == 0
     assert passed == [["run", "--limit", "9"], ["run"]]
@@ -416,14 +427,14 @@ def test_two_ranks_count_as_one(tmp_path: Path) -> None:
     words += ["--split", "test", "--steps", "3", "--batch", "64", "--device", "cpu"]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, *words], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*launch, *words], env=environment, capture_output=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("wrote") == 1
-    result = json.loads((tmp_path / "two/eval.json").read_text())
+    result = json.loads((tmp_path / "two/eval.json").read_text(encoding="utf-8"))
     assert result["ranks"] == 2 and result["scores"]["ema"]["test"]["n"] == 1003
     a, b = (load_records(f / "records/ema-test.npz") for f in (one, tmp_path / "two"))
     assert np.array_equal(a.index, b.index) and np.array_equal(a.index, np.arange(1003))
-    assert np.abs(a.q_halt[:, 0] - b.q_halt[:, 0]).max() < 1e-4
+    assert np.abs(a.confidence[:, 0] - b.confidence[:, 0]).max() < 1e-4
     assert (a.exact[:, 0] == b.exact[:, 0]).all() and 0.1 < a.exact[:, 0].mean() < 0.9
     assert np.abs(a.exact.mean(axis=0) - b.exact.mean(axis=0)).max() <= 0.001
 
@@ -433,17 +444,17 @@ def test_a_dense_model_answers_once(data_dir: Path, dataset: Dataset, tmp_path: 
     config = resolve("sudoku-mini", "dense", {"data": tiny().flat()["data"], "model": sizes})
     folder = made_run(config, tmp_path / "dense")
     out = run(Asked(str(folder), data_dir=data_dir, steps=8), HERE)
-    result = json.loads((out / "eval.json").read_text())
+    result = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert result["steps"] == 1 and "one pass" in result["protocol"]
     records = load_records(out / "records/ema-test.npz")
-    assert records.steps == 1 and (records.q_halt < 0).all() and not records.halts.any()
+    assert records.steps == 1 and (records.confidence < 0).all() and not records.halts.any()
     assert result["scores"]["ema"]["test"]["to_budget"]["halting"] is None
 
 
 def test_weights_are_named_for_what_they_are(data_dir: Path, dataset: Dataset, tmp_path: Path) -> None:
     def evaluated_weights(config: Config, folder: Path, weights: str) -> list[str]:
         asked = Asked(str(folder), data_dir=data_dir, weights=weights, steps=1, splits=("val",), out=tmp_path / "out")
-        return list(json.loads((run(asked, HERE) / "eval.json").read_text())["weights"])
+        return list(json.loads((run(asked, HERE) / "eval.json").read_text(encoding="utf-8"))["weights"])
 
     plain = tiny(train={"ema": None})
     assert evaluated_weights(plain, made_run(plain, tmp_path / "plain"), "ema") == ["online"]
@@ -488,9 +499,9 @@ def test_an_imported_model_needs_a_domain_that_fits(
     with pytest.raises(UserError, match=r"6 symbols, 16 tokens; preset maze-mini is maze \(\d+ symbols"):
         run(Asked(str(tmp_path / "hrm"), domain="maze-mini"), HERE)
     preset = tmp_path / "own.yaml"
-    preset.write_text(json.dumps({"extends": "sudoku-mini", "data": tiny().flat()["data"]}))
+    preset.write_text(json.dumps({"extends": "sudoku-mini", "data": tiny().flat()["data"]}), encoding="utf-8")
     out = run(Asked(str(tmp_path / "hrm"), domain=str(preset), data_dir=made["data"], splits=("test",)), HERE)
-    result = json.loads((out / "eval.json").read_text())
+    result = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert out == tmp_path / "hrm/eval" and list(result["scores"]) == ["published"] and result["config"] is None
     assert result["data"]["config"] == tiny().data.flat()
 

@@ -162,7 +162,7 @@ def test_the_command(dataset: Dataset, data_dir: Path, tmp_path: Path, capsys: p
     assert main([*words, "--restarts", "2", "--steps", "2", "--out", str(tmp_path / "out")]) == 0
     out = capsys.readouterr().out
     assert "plain, 2 steps" in out and "search, 2 x 2" in out and "breadth against depth" in out
-    said = json.loads((tmp_path / "out" / "search.json").read_text())
+    said = json.loads((tmp_path / "out" / "search.json").read_text(encoding="utf-8"))
     assert said["n"] == 6 and said["plan"]["noise"] == 0.16 / 16**0.5 and said["data_hash"] == dataset.hash
     assert {(c["restarts"], c["steps"]) for c in said["table"]} == {(1, 2), (2, 1), (1, 4), (2, 2)}
     assert (tmp_path / "out" / "search.png").stat().st_size > 10_000

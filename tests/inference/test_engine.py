@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,20 +12,21 @@ import torch
 from torch import nn
 
 from ponder.base.errors import UserError
-from ponder.base.runtime import Runtime
+from ponder.base.runtime import Runtime, carry_dtype
 from ponder.base.stats import paired
 from ponder.cli import main
 from ponder.data import Dataset
-from ponder.domains.contract import Bools, Domain, Ints, Tokens
+from ponder.domains.contract import Batch, Bools, Domain, Ints, Tokens
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.compare import all_policies, compare_policies, subject
-from ponder.inference.engine import Checker, Engine, Full, Halt, Policy, Results, Seen, Stable
+from ponder.inference.engine import Checker, Engine, Finished, Full, Halt, Policy, Seen, Stable
 from ponder.inference.solver import Solver
 from ponder.inference.weights import Opened
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
+from ponder.training.slots import make_slots
 from tests.conftest import tiny
 from tests.support.stub import NEVER, Stub, solved
 
@@ -115,7 +116,7 @@ def expected_step(policy: Policy, case: Case, steps: list[dict[str, Any]], i: in
     return case.budget
 
 
-def run(case: Case, policy: Policy, slots: int, order: Ints | None = None) -> tuple[Results, Engine]:
+def run(case: Case, policy: Policy, slots: int, order: Ints | None = None) -> tuple[Finished, Engine]:
     engine = Engine(case.model, case.domain, slots, policy, case.budget)
     order = np.arange(len(case.inputs)) if order is None else order
     return engine.run(case.inputs[order], case.task_ids[order]), engine
@@ -138,10 +139,8 @@ def test_the_engine_is_the_plain_run(kind: str, policy: Policy, dataset: Dataset
         assert out.steps.tolist() == wanted[order].tolist()
         last = [steps[t - 1] for t in out.steps]
         assert (out.answers == np.stack([s["answers"][i] for s, i in zip(last, order, strict=True)])).all()
-        assert (out.q_continue is None) == (kind == "halt-only")
-        for name in ("q_halt", "q_continue")[: 1 if kind == "halt-only" else 2]:
-            found = np.array([s[name][i] for s, i in zip(last, order, strict=True)])
-            np.testing.assert_allclose(getattr(out, name), found, atol=1e-4)
+        found = np.array([s["q_halt"][i] for s, i in zip(last, order, strict=True)])
+        np.testing.assert_allclose(out.confidence, found, atol=1e-4)
         assert engine.slot_steps == wanted.sum() and engine.idle
         if kind == "stub":
             model = cast(Stub, case.model)
@@ -177,6 +176,15 @@ def test_compacted_or_not_the_logits_agree(dataset: Dataset) -> None:
             assert float((logits[row] - steps[t - 1]["logits"][ticket]).abs().max()) < 1e-4
 
 
+def left(engine: Engine) -> dict[int, tuple[Tokens, int, float]]:
+    """Who leaves at the next step: ticket -> answer, steps, confidence."""
+    seen, done = engine.advance()
+    return {
+        int(seen.tickets[i]): (seen.answers[i], int(seen.steps[i]), float(seen.confidence[i]))
+        for i in np.flatnonzero(done)
+    }
+
+
 def test_late_arrivals_change_nothing(dataset: Dataset) -> None:
     """Puzzles that come while others think get the answers of a run in which all came at once."""
     case = stub_case(dataset)
@@ -185,15 +193,15 @@ def test_late_arrivals_change_nothing(dataset: Dataset) -> None:
     found = {}
     for i in range(len(case.inputs)):
         assert engine.admit(case.inputs[i]) == i
-        found.update({f.ticket: f for f in engine.step()})
+        found.update(left(engine))
     while not engine.idle:
-        found.update({f.ticket: f for f in engine.step()})
-    for i, f in found.items():
-        assert f.steps == whole.steps[i] and (f.answer == whole.answers[i]).all()
-        assert f.q_halt == pytest.approx(float(whole.q_halt[i])) and f.accepted is None
+        found.update(left(engine))
+    for i, (answer, steps, confidence) in found.items():
+        assert steps == whole.steps[i] and (answer == whole.answers[i]).all()
+        assert confidence == pytest.approx(float(whole.confidence[i]))
     assert len(found) == len(case.inputs)
     with pytest.raises(RuntimeError, match="admit"):
-        engine.step()
+        engine.advance()
 
 
 class Counting:
@@ -242,13 +250,13 @@ def test_dropped_puzzles_are_gone_and_the_others_as_before(dataset: Dataset) -> 
     engine = Engine(case.model, case.domain, 4, Full(), case.budget)
     for row in case.inputs[:8]:
         engine.admit(row)
-    engine.step()
+    engine.advance()
     engine.drop([1, 3, 6])  # two that hold slots, one that waits
-    left = {}
+    found = {}
     while not engine.idle:
-        left.update({f.ticket: f for f in engine.step()})
-    assert sorted(left) == [0, 2, 4, 5, 7]
-    assert all((f.answer == whole.answers[i]).all() and f.steps == case.budget for i, f in left.items())
+        found.update(left(engine))
+    assert sorted(found) == [0, 2, 4, 5, 7]
+    assert all((answer == whole.answers[i]).all() and t == case.budget for i, (answer, t, _) in found.items())
     assert engine.slot_steps == 5 * case.budget + 2
 
 
@@ -260,7 +268,7 @@ def test_a_model_without_states_takes_one_step(dataset: Dataset) -> None:
     model = Reasoner(config, len(dataset.domain.vocab), dataset.domain.seq_len).eval()
     inputs = dataset.source("val").fetch(np.arange(5), np.zeros(5, dtype=np.int64)).inputs
     out = Engine(model, dataset.domain, 2, Full(), 16).run(inputs)
-    assert out.steps.tolist() == [1] * 5 and out.q_continue is None and (out.q_halt < 0).all()
+    assert out.steps.tolist() == [1] * 5 and (out.confidence < 0).all()
     assert [p.name for p in all_policies(model, dataset.domain)] == ["full", "checker"]
     with pytest.raises(UserError, match="halting head"):
         Engine(model, dataset.domain, 2, Halt())
@@ -280,6 +288,46 @@ def test_what_cannot_be_is_refused(dataset: Dataset) -> None:
     blind.checkable = False
     with pytest.raises(UserError, match="needs a checker"):
         Engine(case.model, cast(Domain, blind), 4, Checker())
+
+
+@torch.no_grad()
+def plain_bfloat16(case: Case, dtype: torch.dtype) -> list[tuple[Tokens, Any]]:
+    """Each puzzle by itself: answers and halting logits [puzzle, step], from states kept in `dtype`."""
+    out = []
+    for i in range(len(case.inputs)):
+        carry, row = case.model.start(torch.zeros(1, dtype=torch.int64), dtype), []
+        for _ in range(case.budget):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                inputs = torch.from_numpy(case.inputs[i : i + 1]).long()
+                step = case.model(carry, inputs, case.model.table[case.task_ids[i : i + 1]])
+            carry = step.carry
+            assert step.q_halt is not None
+            row.append((step.logits[0].argmax(-1).numpy().astype(np.uint8), step.q_halt[0].numpy()))
+        out.append(row)
+    return [(np.stack([a for a, _ in row]), np.stack([q for _, q in row])) for row in out]
+
+
+def test_in_bfloat16_there_is_one_loop(dataset: Dataset) -> None:
+    """Evaluation, engine and every policy, bit for bit, and the states are bfloat16 from the start as in training."""
+    case = random_case(dataset)
+    case = replace(case, inputs=case.inputs[:9], labels=case.labels[:9], task_ids=case.task_ids[:9])
+    answers, logits = (np.stack(part) for part in zip(*plain_bfloat16(case, torch.bfloat16), strict=True))
+    _, wide = (np.stack(part) for part in zip(*plain_bfloat16(case, torch.float32), strict=True))
+    assert not np.array_equal(logits, wide), "here the type of the first states makes no difference"
+    seen: list[Seen] = []
+    for i in range(9):
+        batch = Batch(*(getattr(case, name)[i : i + 1] for name in ("inputs", "labels", "task_ids")))
+        how = evaluate.Settings(case.budget, batch=1, precision="bfloat16")
+        records = evaluate.run_batch(case.model, case.domain, batch, np.array([i]), how, seen.append)
+        assert np.array_equal(records.confidence[0], logits[i])
+    assert np.array_equal([s.answers[0] for s in seen], answers.reshape(9 * case.budget, -1))
+    for policy in POLICIES:
+        engine = Engine(case.model, case.domain, 1, policy, case.budget, precision="bfloat16")
+        out = engine.run(case.inputs, case.task_ids)
+        at = np.arange(9), out.steps - 1
+        assert np.array_equal(out.answers, answers[at]) and np.array_equal(out.confidence, logits[at])
+    slots = make_slots(tiny(), case.model, 16, HERE, carry_dtype("bfloat16"))
+    assert slots[0].carry.states.h is not None and slots[0].carry.states.h.dtype == torch.bfloat16
 
 
 def test_bfloat16_runs_and_refills(dataset: Dataset) -> None:
@@ -306,7 +354,7 @@ def test_the_comparison_agrees_with_the_main_protocol(dataset: Dataset) -> None:
     model, domain = case.model, dataset.domain
     what = subject(Opened("stub", Path("stub"), model, tiny(), domain, None, ""), dataset, limit=17)
     comparison = compare_policies(what, budget=5, policies=[Halt(), Stable(1)], slots=4)
-    records = evaluate.run_split(model, domain, dataset.source("test"), 5, 100, HERE, limit=17)
+    records = evaluate.run_split(model, domain, dataset.source("test"), evaluate.Settings(5, 100, limit=17), HERE)
     assert [r.policy for r in comparison.results] == ["full", "halt", "stable 1"]
     full, halt, _ = comparison.results
     assert full.exact["value"] == evaluate.final_scores(records)["exact"] and full.mean_steps == full.max_steps == 5
@@ -340,7 +388,7 @@ def test_the_command(folder: Path, data_dir: Path, capsys: pytest.CaptureFixture
     words = ["policies", str(folder), "--data-dir", str(data_dir), "--limit", "9", "--budget", "3", "--device", "cpu"]
     code, out, _ = ponder(capsys, *words, "--threshold", "0.2", "--stable", "2")
     assert code == 0 and all(name in out for name in ("full", "halt > 0.2", "stable 2", "checker", "a second"))
-    said = json.loads((folder / "policies.json").read_text())
+    said = json.loads((folder / "policies.json").read_text(encoding="utf-8"))
     assert said["n"] == 9 and said["data_hash"] and said["checkpoint"]["sha256"] and len(said["steps"]["value"]) == 3
     assert [r["policy"] for r in said["results"]] == ["full", "halt", "halt > 0.2", "stable 2", "checker"]
     assert (folder / "policies.png").stat().st_size > 10_000

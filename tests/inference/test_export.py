@@ -58,7 +58,7 @@ def printed() -> Callable[[list[str]], str]:
 def test_steps_agree_with_the_model_at_another_batch_size(exported: tuple[Path, Path, str]) -> None:
     folder, graph, _ = exported
     model = open_weights(folder).model
-    about = json.loads(graph.with_name("sudoku.onnx.json").read_text())
+    about = json.loads(graph.with_name("sudoku.onnx.json").read_text(encoding="utf-8"))
     session = ort.InferenceSession(str(graph))
     assert json.loads(session.get_modelmeta().custom_metadata_map["ponder"]) == about
     for size in (1, 5):
@@ -105,7 +105,7 @@ def test_the_loop_of_the_documentation_answers_like_the_model(
     exported: tuple[Path, Path, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, graph, _ = exported
-    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", DOC.read_text(encoding="utf-8"), re.DOTALL)
     assert "torch" not in code
     monkeypatch.chdir(graph.parent)
     names: dict[str, Any] = {}

@@ -18,7 +18,7 @@ from ponder import Answer, Solver, cli
 from ponder.base.errors import UserError
 from ponder.commands import solve
 from ponder.config.resolve import resolve
-from ponder.domains.grid import HIGHLIGHT
+from ponder.domains.drawing import HIGHLIGHT
 from ponder.inference import pictures
 from ponder.inference.solver import Shelf, Unsolvable
 from ponder.model.reasoner import Reasoner
@@ -44,7 +44,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, 1)
         out[name] = tmp_path_factory.mktemp("untrained") / f"fresh-{name}"
         out[name].mkdir()
-        (out[name] / "config.json").write_text(json.dumps(config.flat()))
+        (out[name] / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
         tensors = {k: v for k, v in model.state_dict().items() if not k.startswith("high.")}
         save_file(tensors, out[name] / "weights.safetensors")
     return out
@@ -89,7 +89,7 @@ def test_the_example_of_the_readme_is_solved() -> None:
 
 
 def test_the_python_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    guide = (ROOT / "docs" / "solvers.md").read_text()
+    guide = (ROOT / "docs" / "solvers.md").read_text(encoding="utf-8")
     (block,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
     names: dict[str, Any] = {}
     exec(block, names)
@@ -220,7 +220,7 @@ def test_one_puzzle_in_each_spelling(capsys: pytest.CaptureFixture[str]) -> None
 def test_json_lines_parse_keep_their_order_and_tell_errors(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     grid = {"grid": [[1, 0, 0, 0], [0, 0, 2, 0], [0, 3, 0, 0], [0, 0, 0, 4]]}
     file = tmp_path / "puzzles.txt"
-    file.write_text(f"{EASY}\n\n{'.' * 36}\nnonsense\n{json.dumps(grid)}\n11..............\n")
+    file.write_text(f"{EASY}\n\n{'.' * 36}\nnonsense\n{json.dumps(grid)}\n11..............\n", encoding="utf-8")
     code, out, err = run(capsys, "sudoku", "--file", str(file), "--json")
     assert code == 1 and err == ""
     first, second, third, fourth, fifth = map(json.loads, out.splitlines())
@@ -321,7 +321,7 @@ def test_pictures_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path
     gif, svg = tmp_path / "a.gif", tmp_path / "a.svg"
     assert run(capsys, "sudoku", EASY, "--gif", str(gif), "--svg", str(svg))[0] == 0
     assert gif.read_bytes()[:6] == b"GIF89a"
-    text = svg.read_text()
+    text = svg.read_text(encoding="utf-8")
     tree = ElementTree.fromstring(text)
     animated = [node for node in tree if node.get("class", "").startswith("f")]
     assert len(animated) == 3 and all(f"@keyframes f{n}{{" in text for n in range(3))

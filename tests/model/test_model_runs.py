@@ -303,7 +303,7 @@ ALLOWED = {("layers.py", "cpu"), ("published.py", "cpu")}
 def test_no_device_and_no_double_is_written_in_model_code(path: Path) -> None:
     assert {p.name for p in SOURCES} >= {"layers.py", "recurrence.py", "reasoner.py", "published.py"}
     devices = ("cpu", "cuda", "mps", "xpu", "hip")
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             kind = node.value.partition(":")[0]
             assert kind not in devices or (path.name, kind) in ALLOWED, f"{path}:{node.lineno} names {node.value!r}"
@@ -314,7 +314,7 @@ def test_no_device_and_no_double_is_written_in_model_code(path: Path) -> None:
 
 def test_a_device_is_compared_with_and_never_made() -> None:
     """`x.device.type == "cpu"` chooses a kernel; nothing is put anywhere."""
-    tree = ast.parse(SOURCES[[p.name for p in SOURCES].index("layers.py")].read_text())
+    tree = ast.parse(SOURCES[[p.name for p in SOURCES].index("layers.py")].read_text(encoding="utf-8"))
     compared = {id(c) for node in ast.walk(tree) if isinstance(node, ast.Compare) for c in node.comparators}
     literals = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value == "cpu"]
     assert all(id(node) in compared for node in literals)

@@ -92,7 +92,7 @@ def _large_case(name: str) -> Case:
     for file in files:
         if not file.is_file():
             pytest.skip(f"{file} is missing: parity with the large golden file is not tested")
-    data = json.loads(files[0].read_text())
+    data = json.loads(files[0].read_text(encoding="utf-8"))
     tensors: dict[str, Tensor] = load_file(files[1])
 
     def under(folder: str) -> dict[str, Tensor]:

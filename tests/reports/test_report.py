@@ -485,8 +485,8 @@ def test_results_md_follows_from_the_stored_trainings(monkeypatch: pytest.Monkey
     monkeypatch.chdir(root)
     monkeypatch.setattr(report, "draw", lambda *_: True)
     reports = [make(study_, "mini", Path("results")) for study_ in study.load_all(["all"], "mini")]
-    assert report.results_text(reports, "mini", "results") == Path("RESULTS.md").read_text()
-    assert report.overview(reports, "results") in Path("README.md").read_text()
+    assert report.results_text(reports, "mini", "results") == Path("RESULTS.md").read_text(encoding="utf-8")
+    assert report.overview(reports, "results") in Path("README.md").read_text(encoding="utf-8")
     keys = {cell.key for each in reports for cell in each.results.study.cells("mini")}
     assert {path.stem for path in Path("results/cells").glob("*.json")} <= keys, (
         "a stored training that no study asks for"
@@ -618,12 +618,13 @@ def test_results_md_links_what_exists_and_counts_every_finding(tmp_path: Path, m
         main_report(["all"], "mini", Path("results"), page=page)
     with pytest.raises(UserError, match="report all"):
         main_report(["halting"], "mini", Path("results"), page=page)
-    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", encoding="utf-8")
     written = main_report(["all"], "mini", Path("results"), page=page)
-    text = Path("RESULTS.md").read_text()
+    text = Path("RESULTS.md").read_text(encoding="utf-8")
     assert Path("RESULTS.md") in written
     assert (
-        "old" not in page.read_text() and page.read_text().split(report.BEGIN)[1].split(report.END)[0].strip() in text
+        "old" not in page.read_text(encoding="utf-8")
+        and page.read_text(encoding="utf-8").split(report.BEGIN)[1].split(report.END)[0].strip() in text
     )
     links = [part.split(")")[0] for part in text.split("](")[1:]]
     assert links and all(Path(link).is_file() for link in links)
@@ -646,7 +647,7 @@ def test_language_models_fill_their_columns_from_stored_results(tmp_path: Path) 
     }
     folder = tmp_path / "llm" / "one"
     folder.mkdir(parents=True)
-    (folder / "llm.json").write_text(json.dumps(said))
+    (folder / "llm.json").write_text(json.dumps(said), encoding="utf-8")
     found = entries(gather(study_, "mini", tmp_path, True), page_of(study_))
     at = {(e.row, e.column): e.ours for e in found}
     ours = at["some-llm", "Sudoku"]

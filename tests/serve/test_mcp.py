@@ -168,7 +168,7 @@ def test_only_what_is_on_the_shelf_has_a_tool() -> None:
 
     tools, about = asyncio.run(run())
     assert tools == {"solve_sudoku", "list_solvers"}
-    assert about["unavailable"] == ["solve_maze", "simulate_life", "recover_operators"]
+    assert about["unavailable"] == ["recover_operators", "simulate_life", "solve_maze"]
     assert "misses" in about["solvers"][0]["limits"]
 
 
@@ -292,7 +292,7 @@ def test_over_stdio() -> None:
 @contextmanager
 def serving() -> Iterator[str]:
     args = [sys.executable, "-m", "ponder", "serve", "--model", "sudoku-4x4", "--port", "0"]
-    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(args, stdout=subprocess.PIPE, encoding="utf-8") as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()

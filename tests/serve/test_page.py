@@ -497,7 +497,7 @@ def test_token(open_page: Open) -> None:
 
 def test_the_files_name_no_other_host() -> None:
     for path in PAGE.iterdir():
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
-    html = (PAGE / "index.html").read_text()
+    html = (PAGE / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\sstyle=|\son\w+=|<style|<script>", html)

@@ -47,7 +47,7 @@ def untrained(folder: Path, max_steps: int) -> Path:
     domain = config.data.make()
     model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids)
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
     shared = model.high is model.low
     tensors = {k: v.contiguous() for k, v in model.state_dict().items() if not (shared and k.startswith("high."))}
     save_file(tensors, folder / "weights.safetensors")
@@ -82,7 +82,7 @@ class Server:
 def serving(*words: str, token: str = "") -> Iterator[Server]:
     command = [sys.executable, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PONDER_TOKEN": token}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as popen:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", env=env) as popen:
         try:
             assert popen.stdout is not None
             line = popen.stdout.readline()

@@ -38,14 +38,14 @@ def written(folder: Path, name: str = "depth", **changes: Any) -> study.Study:
         "variants": {"two": {}, "one": {"set": {"model.h_horizon": 1}}, "four": {"set": {"model.h_horizon": 4}}},
         "scales": {"mini": {"tasks": ["sudoku"], "seeds": [5, 3]}, "paper": {"tasks": ["sudoku"], "seeds": [0]}},
     }
-    (folder / f"{name}.yaml").write_text(yaml.safe_dump({**said, **changes}, sort_keys=False))
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump({**said, **changes}, sort_keys=False), encoding="utf-8")
     return study.load(name)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(study, "STUDIES", tmp_path)
-    (tmp_path / "_tasks.yaml").write_text(yaml.safe_dump(TASKS))
+    (tmp_path / "_tasks.yaml").write_text(yaml.safe_dump(TASKS), encoding="utf-8")
     return tmp_path
 
 
@@ -72,7 +72,7 @@ def test_studies_in_the_working_directory_are_found_and_may_not_take_a_shipped_n
     assert study.names() == sorted([*shipped, "my-depth"])
     assert mine.cells("mini")[0].label == "my-depth/two/sudoku/s5"
     assert study.find("my-depth/one/sudoku/s3", "mini").config.model.h_horizon == 1
-    (own / "halting.yaml").write_text("title: mine")
+    (own / "halting.yaml").write_text("title: mine", encoding="utf-8")
     with pytest.raises(UserError, match=r"halting\.yaml has the name of a study that comes with ponder: rename it"):
         study.names()
 
@@ -89,7 +89,7 @@ def test_all_are_those_of_the_scale_and_threads_are_part_of_a_key(folder: Path) 
 
 def test_settings_may_be_dotted_or_nested_and_later_ones_win(folder: Path) -> None:
     tasks = {"sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train": {"updates": 30, "lr": 0.5}}}}}
-    (folder / "_tasks.yaml").write_text(yaml.safe_dump(tasks))
+    (folder / "_tasks.yaml").write_text(yaml.safe_dump(tasks), encoding="utf-8")
     changed = {"tasks": [{"task": "sudoku", "set": {"train.lr": 0.25}}], "seeds": [0]}
     for cell in written(folder, scales={"mini": changed}).cells("mini"):
         assert (cell.config.train.updates, cell.config.train.lr) == (30, 0.25)
@@ -236,7 +236,7 @@ def test_results_are_written_whole_and_a_damaged_one_is_named(tmp_path: Path, fo
     assert store.read(cell) == said and store.state(cell) == "done" and store.failed(cell) is None
     assert [p.name for p in store.root.iterdir()] == [f"{cell.key}.json"]
     for damaged in ("{", "{}", "[]"):
-        store.path(cell.key).write_text(damaged)
+        store.path(cell.key).write_text(damaged, encoding="utf-8")
         with pytest.raises(UserError, match=f"{cell.key}.json is damaged"):
             store.read(cell)
 
@@ -323,12 +323,12 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
     before = store.stored(cell.key)
     assert before is not None
     log = store.folder(cell.key) / "metrics.jsonl"
-    rows = log.read_text()
+    rows = log.read_text(encoding="utf-8")
     more = replace(cell, after=After(steps=before["after"]["steps"] + 3, weights=("online", "chosen"), policies=True))
     assert store.read(more) is None
     assert run_cell(more, store, smoked / "data", here, Limits())
     after = store.read(more)
-    assert after is not None and store.read(cell) == after and log.read_text() == rows
+    assert after is not None and store.read(cell) == after and log.read_text(encoding="utf-8") == rows
     for key in ("curve", "train", "summary", "config"):
         assert after[key] == before[key]
     for split, now in after["after"]["ema"]["splits"].items():
@@ -355,14 +355,14 @@ def test_gpu_hours_follow_from_flops_and_shared_trainings_are_paid_once(
     assert f"| a | 3 | {3 * study_cost.flops(cell.config) / 1e18:,.1f} | {hours:,.0f} |" in said
     assert "| together | 3 |" in said
     page = folder / "page.md"
-    page.write_text(f"before\n{study_cost.BEGIN}\nold\n{study_cost.END}\nafter\n")
+    page.write_text(f"before\n{study_cost.BEGIN}\nold\n{study_cost.END}\nafter\n", encoding="utf-8")
     for _ in range(2):  # the second time changes nothing
         study_cost.print_costs([a, b], "A100", 0.5, page)
-        assert page.read_text() == f"before\n{study_cost.BEGIN}\n\n{said}\n\n{study_cost.END}\nafter\n"
-    page.write_text("no place")
+        assert page.read_text(encoding="utf-8") == f"before\n{study_cost.BEGIN}\n\n{said}\n\n{study_cost.END}\nafter\n"
+    page.write_text("no place", encoding="utf-8")
     with pytest.raises(UserError, match="lacks the lines"):
         study_cost.print_costs([a], "A100", 0.5, page)
-    assert page.read_text() == "no place"
+    assert page.read_text(encoding="utf-8") == "no place"
     for gpu, share, words in (("H200", 0.5, "allowed"), ("H100", 0.0, "more than 0")):
         with pytest.raises(UserError, match=words):
             study_cost.table([a], gpu, share)
@@ -370,4 +370,4 @@ def test_gpu_hours_follow_from_flops_and_shared_trainings_are_paid_once(
 
 def test_a_stored_cell_is_plain_json(quick: None, smoked: Path) -> None:
     for path in (smoked / "results").glob("*.json"):
-        assert json.loads(path.read_text())["key"] == path.stem
+        assert json.loads(path.read_text(encoding="utf-8"))["key"] == path.stem

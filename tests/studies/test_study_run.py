@@ -19,6 +19,7 @@ from rich.console import Console
 
 from ponder.base import runtime
 from ponder.base.errors import UserError
+from ponder.base.files import holder, locked
 from ponder.cli import main
 from ponder.model import cost
 from ponder.studies import run as study_run
@@ -28,7 +29,7 @@ from ponder.studies.cell import run_cell
 from ponder.studies.run import Runner, Work, attempt, build_data, worker_environment
 from ponder.studies.slurm import SlurmCell, parse, submit
 from ponder.studies.spec import Job, plan
-from ponder.studies.store import Store, holder, locked
+from ponder.studies.store import Store
 from ponder.training import curves
 from ponder.training.log import TIMING
 from ponder.training.loop import Limits
@@ -36,21 +37,18 @@ from tests.support import ROOT
 
 # A worker that does what the real one promises but trains nothing: takes the lock, notes that it ran, writes a result.
 WORKER = """
-import fcntl, json, os, signal, sys, time
+import filelock, json, os, signal, sys, time
 from pathlib import Path
 words = sys.argv[1:]
 value = {words[i][2:]: words[i + 1] for i in range(len(words) - 1) if words[i].startswith("--")}
 results, runs, key = Path(value["results"]), Path(value["runs"]), value["key"]
 behave = json.loads((runs / "behave.json").read_text())
 signal.signal(signal.SIGTERM, lambda *_: os._exit(76))
-lock = (runs / f"{key}.lock").open("a+")
+lock = filelock.FileLock(runs / f"{key}.lock")
 try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-except OSError:
+    lock.acquire(timeout=3)
+except filelock.Timeout:
     sys.exit(75)
-lock.truncate(0)
-lock.write(json.dumps({"pid": os.getpid(), "host": "here"}))
-lock.flush()
 if (results / f"{key}.json").exists():
     sys.exit(0)
 with (runs / "ran.txt").open("a") as file:
@@ -77,12 +75,12 @@ class Place:
         self.store = Store(root / "results", root / "runs")
         self.store.runs.mkdir()
         self.worker = root / "worker.py"
-        self.worker.write_text(WORKER)
+        self.worker.write_text(WORKER, encoding="utf-8")
         self.jobs = plan(study.load("gradient-path").cells("mini"))[:8]
         self.behave(seconds=seconds)
 
     def behave(self, **how: Any) -> None:
-        (self.store.runs / "behave.json").write_text(json.dumps(how))
+        (self.store.runs / "behave.json").write_text(json.dumps(how), encoding="utf-8")
 
     def runner(self, workers: int = 2, **rest: Any) -> Runner:
         command = (sys.executable, str(self.worker))
@@ -90,7 +88,7 @@ class Place:
 
     def ran(self) -> list[str]:
         file = self.store.runs / "ran.txt"
-        return [line.split()[0] for line in file.read_text().splitlines()] if file.exists() else []
+        return [line.split()[0] for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
     @property
     def keys(self) -> list[str]:
@@ -113,7 +111,7 @@ def test_every_cell_runs_once_in_order_and_done_ones_are_skipped(
     assert "ends in about 77 s" in said[1]  # seven to go, and the first said it took eleven seconds
     again = place.runner().run(place.jobs, Lines())
     assert place.ran() == place.keys and not again.done
-    threads = {line.split()[1] for line in (place.store.runs / "ran.txt").read_text().splitlines()}
+    threads = {line.split()[1] for line in (place.store.runs / "ran.txt").read_text(encoding="utf-8").splitlines()}
     assert threads == {"1"}
 
 
@@ -196,26 +194,6 @@ def test_two_runners_and_a_killed_one_run_every_cell_once(tmp_path: Path) -> Non
     assert all(place.ran().count(key) == ran.count(key) for key in finished)
 
 
-def test_a_lock_is_held_by_the_living_only(tmp_path: Path) -> None:
-    path = tmp_path / "x.lock"
-    assert holder(path) is None
-    with locked(path) as ours, locked(path) as twice:
-        assert ours and not twice
-        assert holder(path) is not None and f"pid {os.getpid()} on " in str(holder(path))
-    assert holder(path) is None
-    code = f"import fcntl, time; f = open({str(path)!r}); fcntl.flock(f, 2); print('held', flush=True); time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert process.stdout is not None and process.stdout.readline() == b"held\n"
-    assert holder(path) is not None
-    with locked(path, 0.2) as ours:
-        assert not ours
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    with locked(path, 5) as ours:
-        assert ours
-
-
 def test_data_that_cannot_be_had_is_named_and_the_rest_is_built(tmp_path: Path) -> None:
     cells = study.load("stabilization").cells("smoke")
     good = next(c for c in cells if c.task == "sudoku")
@@ -249,7 +227,9 @@ def test_time_left_is_that_of_like_cells(tmp_path: Path) -> None:
     updates = job.cells[0].config.train.updates
     assert updates is not None and updates % 5 == 0
     rows = [{"kind": "train", "update": updates // 5, "seconds": 20.0}]
-    (place.store.folder(job.key) / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    (place.store.folder(job.key) / "metrics.jsonl").write_text(
+        "".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8"
+    )
     assert running.seconds_left() == pytest.approx(5 * 11 + 80)
     assert [duration(s) for s in (80, 600, 3 * 3600 + 120)] == ["80 s", "10 min", "3 h 2 min"]
 
@@ -394,7 +374,7 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
 def test_a_worker_ends_when_its_parent_is_gone() -> None:
     code = (
         "import os, subprocess, sys, time\n"
-        'child = \'from ponder.study_run import end_with; import time; end_with(int(__import__("sys").argv[1])); '
+        'child = \'from ponder.studies.run import end_with; import time; end_with(int(__import__("sys").argv[1])); '
         'print(__import__("os").getpid(), flush=True); time.sleep(60)\'\n'
         "subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])\n"
         "time.sleep(60)\n"
@@ -411,7 +391,7 @@ def test_a_worker_ends_when_its_parent_is_gone() -> None:
             os.kill(child, 0)
         except ProcessLookupError:
             return True
-        return Path(f"/proc/{child}/stat").read_text().split()[2] == "Z"
+        return Path(f"/proc/{child}/stat").read_text(encoding="utf-8").split()[2] == "Z"
 
     try:
         until(gone, 30)

@@ -45,7 +45,7 @@ def untrained(preset: str, folder: Path) -> Path:
     domain = config.data.make()
     model = Reasoner(config.model, len(domain.vocab), domain.seq_len, 1)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
     save_file({k: v.detach().clone() for k, v in model.state_dict().items()}, folder / "weights.safetensors")
     return folder
 
@@ -59,7 +59,7 @@ def served(*models: str | Path, token: str | None = None) -> Iterator[str]:
     environment = {k: v for k, v in os.environ.items() if k != "PONDER_TOKEN"}
     if token is not None:
         environment["PONDER_TOKEN"] = token
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", env=environment)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()

@@ -30,5 +30,5 @@ def random_folder(folder: Path, config: Config, task_ids: int = 1) -> Path:
             model.q_head.weight.normal_()
     folder.mkdir(parents=True)
     checkpoint.write_tensors(folder, "weights", weights_of(model))
-    (folder / "config.json").write_text(json.dumps(config.flat()))
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
     return folder

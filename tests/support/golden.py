@@ -37,7 +37,7 @@ def filled(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
 
 
 def compact(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((COMPACT / f"{name}.json").read_text())
+    data: dict[str, Any] = json.loads((COMPACT / f"{name}.json").read_text(encoding="utf-8"))
     return data
 
 

@@ -33,10 +33,10 @@ def test_fresh_replaces_a_run_and_leaves_other_folders_alone(finished: Path, dat
     assert not (finished / "mark").exists() and (finished / "result.json").is_file()
     thesis = tmp_path / "thesis" / "chapter.tex"
     thesis.parent.mkdir()
-    thesis.write_text("long work")
+    thesis.write_text("long work", encoding="utf-8")
     with pytest.raises(UserError, match="not a run folder"):
         train_in(SHORT, thesis.parent, data_dir, HERE, Limits(), quiet=True, fresh=True)
-    assert thesis.read_text() == "long work" and [*thesis.parent.iterdir()] == [thesis]
+    assert thesis.read_text(encoding="utf-8") == "long work" and [*thesis.parent.iterdir()] == [thesis]
 
 
 def test_a_fresh_start_that_is_refused_deletes_nothing(
@@ -64,13 +64,13 @@ def test_a_refused_start_does_not_stand_in_the_way_of_the_right_one(data_dir: Pa
 def test_val_is_evaluated_even_if_not_asked_for(data_dir: Path, tmp_path: Path) -> None:
     config = tiny(eval={"splits": ["test"]}, train={"updates": 2, "eval_every": 1, "warmup": 1})
     assert train_in(config, tmp_path / "run", data_dir, HERE, Limits(), quiet=True).finished
-    assert set(json.loads((tmp_path / "run" / "result.json").read_text())["n"]) == {"test", "val"}
+    assert set(json.loads((tmp_path / "run" / "result.json").read_text(encoding="utf-8"))["n"]) == {"test", "val"}
 
 
 def test_an_edited_state_is_refused(finished: Path) -> None:
     saved = checkpoint.listed(finished / "checkpoints")[-1]
     file = saved / checkpoint.STATE
-    file.write_text(file.read_text().replace('"update": 2', '"update": 1'))
+    file.write_text(file.read_text(encoding="utf-8").replace('"update": 2', '"update": 1'), encoding="utf-8")
     with pytest.raises(UserError, match=r"state\.json was edited"):
         checkpoint.read(saved)
 
@@ -89,7 +89,7 @@ def test_a_run_goes_on_with_its_own_data_only(dataset: Dataset, data_dir: Path, 
     folder = tmp_path / "run"
     train_in(SHORT, folder, data_dir, HERE, Limits(updates=1), quiet=True)
     about = folder / "environment.json"
-    about.write_text(about.read_text().replace(dataset.hash, "0" * len(dataset.hash)))
+    about.write_text(about.read_text(encoding="utf-8").replace(dataset.hash, "0" * len(dataset.hash)), encoding="utf-8")
     with pytest.raises(UserError, match="trained on other data"):
         train_in(SHORT, folder, data_dir, HERE, Limits(), quiet=True)
 

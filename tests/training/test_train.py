@@ -22,7 +22,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.data import Dataset
-from ponder.model.reasoner import Carry
+from ponder.model.reasoner import Carry, Step
 from ponder.model.recurrence import States
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Depth, Limits, Outcome, halted
@@ -60,10 +60,10 @@ def whole(dataset: Dataset, data_dir: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def test_the_run_folder_explains_itself(whole: Path) -> None:
-    result = json.loads((whole / "result.json").read_text())
+    result = json.loads((whole / "result.json").read_text(encoding="utf-8"))
     assert result["updates"] == 24 and set(result["n"]) == {"val", "test"}
     assert {"last", "chosen_on_val", "peak", "config", "data_hash", "environment"} <= set(result)
-    environment = json.loads((whole / "environment.json").read_text())
+    environment = json.loads((whole / "environment.json").read_text(encoding="utf-8"))
     assert {"torch", "python", "commit", "data_hash"} <= set(environment)
     assert (whole / "curves.png").stat().st_size > 10_000
     assert (whole / "best" / "ema.safetensors").is_file()
@@ -218,7 +218,7 @@ def torchrun(folder: Path, data_dir: Path, config: Config, ranks: int, *more: st
     words = command(folder, data_dir, config)[1:]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*launch, *words, *more], env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([*launch, *words, *more], env=environment, capture_output=True, encoding="utf-8", timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -232,7 +232,7 @@ def test_two_ranks_are_one(dataset: Dataset, data_dir: Path, tmp_path: Path) -> 
     for name in ("ids", "refills", "steps"):
         joined = torch.cat([two[f"carry-{rank}.safetensors/{name}"] for rank in (0, 1)])
         assert torch.equal(joined, one[f"carry-0.safetensors/{name}"]), name
-    assert json.loads((tmp_path / "two/result.json").read_text())["n"] == {"val": 20, "test": 20}
+    assert json.loads((tmp_path / "two/result.json").read_text(encoding="utf-8"))["n"] == {"val": 20, "test": 20}
 
 
 def _first_update(config: Config, folder: Path, data_dir: Path) -> dict[str, torch.Tensor]:
@@ -255,13 +255,18 @@ def test_halting_follows_the_head_explores_and_ends_at_the_budget() -> None:
     n = 20000
     yes, no = torch.full((n,), 1.0), torch.full((n,), -1.0)
     last = torch.zeros(n, dtype=torch.bool)
-    stays = ~halted(yes, no, carry_at(1, n), last, 8, config)
+    logits = torch.zeros(n, 1, 1)
+
+    def done(q_halt: torch.Tensor, q_continue: torch.Tensor | None, steps: int, end: torch.Tensor) -> torch.Tensor:
+        return halted(Step(carry_at(steps, n), logits, q_halt, q_continue, None), end, 8, config)
+
+    stays = ~done(yes, no, 1, last)
     assert abs(float(stays.float().mean()) - 0.1) < 0.01  # every minimum is at least 2
-    stays = ~halted(yes, no, carry_at(4, n), last, 8, config)
+    stays = ~done(yes, no, 4, last)
     assert abs(float(stays.float().mean()) - 0.1 * 4 / 7) < 0.01  # minimum 5..8 of 2..8
-    assert not halted(no, yes, carry_at(4, n), last, 8, config).any()
-    assert halted(no, yes, carry_at(8, n), ~last, 8, config).all()
-    assert halted(yes, None, carry_at(8, n), last, 8, config).float().mean() > 0.9
+    assert not done(no, yes, 4, last).any()
+    assert done(no, yes, 8, ~last).all()
+    assert done(yes, None, 8, last).float().mean() > 0.9
 
 
 def test_depth_grows_to_full() -> None:
@@ -306,10 +311,10 @@ def test_what_would_fail_later_fails_first(dataset: Dataset, data_dir: Path, tmp
     with pytest.raises(UserError, match=r"train\.lr 0\.001 -> 0\.1"):
         open_folder(tmp_path / "b", tiny(train={"lr": 0.1}))
     (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "thesis.tex").write_text("precious")
+    (tmp_path / "c" / "thesis.tex").write_text("precious", encoding="utf-8")
     with pytest.raises(UserError, match="not a run folder"):
         open_folder(tmp_path / "c", tiny())
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(UserError, match="cannot write"):
         open_folder(tmp_path / "file" / "run", tiny())
 
@@ -329,7 +334,9 @@ def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, t
     folder = tmp_path / "r"
     config = tiny(train={"updates": 100_000, "warmup": 2, "eval_every": 100_000, "save_every": 100_000})
     words = [w for w in command(folder, data_dir, config) if w != "--quiet"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = subprocess.Popen(
+        words, stdout=subprocess.PIPE, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     while len(read_log(folder / "metrics.jsonl")) < 1 and process.poll() is None:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)

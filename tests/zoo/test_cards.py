@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ponder import Solver, checkpoint, cli
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, parse_overrides, resolve
@@ -58,7 +60,7 @@ def test_a_model_in_the_zoo_is_the_run_it_came_from(run: Path, added: Path) -> N
 
 
 def test_the_card_says_what_the_model_does(run: Path, added: Path, dataset: Dataset) -> None:
-    card = json.loads((added / "card.json").read_text())
+    card = json.loads((added / "card.json").read_text(encoding="utf-8"))
     solver = Solver(added)
     source = dataset.source("test")
     batch = source.fetch(np.arange(len(source)), np.zeros(len(source), dtype=np.int64))
@@ -97,11 +99,11 @@ def test_the_command_is_short() -> None:
 
 @pytest.mark.parametrize("name", zoo_names())
 def test_what_is_shipped_is_whole(name: str) -> None:
-    card: dict[str, Any] = json.loads((ZOO / name / "card.json").read_text())
+    card: dict[str, Any] = json.loads((ZOO / name / "card.json").read_text(encoding="utf-8"))
     weights = ZOO / name / "weights.safetensors"
     solver = Solver(name)
     assert card["name"] == name and card["domain"] == solver.domain.name
-    assert card["sha256"] == checkpoint.sha256(weights) and card["bytes"] == weights.stat().st_size < 5e6
+    assert card["sha256"] == files.sha256(weights) and card["bytes"] == weights.stat().st_size < 5e6
     assert card["parameters"] == sum(p.numel() for p in solver.opened.model.parameters())
     assert solver.opened.config is not None and retold(card["command"]).key() == solver.opened.config.key()
     assert card["limits"] and card["recipe"]["seconds"] > 0 and card["recipe"]["cores"] > 0
@@ -117,18 +119,60 @@ def test_the_listing_and_the_card_in_words(capsys: pytest.CaptureFixture[str]) -
     listing = capsys.readouterr().out
     assert all(name in listing for name in zoo_names())
     assert cli.main(["zoo", "sudoku-4x4"]) == 0
-    card, words = json.loads((ZOO / "sudoku-4x4" / "card.json").read_text()), capsys.readouterr().out
+    card, words = json.loads((ZOO / "sudoku-4x4" / "card.json").read_text(encoding="utf-8")), capsys.readouterr().out
     assert card["command"] in words and f"{card['parameters']:,}" in words and card["data"]["hash"] in words
     assert cli.main(["zoo", "--json", "sudoku-4x4"]) == 0
     assert json.loads(capsys.readouterr().out) == card
 
 
-def test_a_folder_without_a_card_is_listed_as_such(added: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
+@pytest.fixture
+def user_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    return tmp_path / "share" / "ponder" / "zoo"
+
+
+def test_a_model_is_added_to_the_users_own_zoo_and_not_to_the_package(
+    run: Path, data_dir: Path, user_zoo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = sorted(ZOO.rglob("*"))
+    assert cli.main(["zoo", "add", str(run), "my-own", "--data-dir", str(data_dir)]) == 0
+    files = [sorted(path.name for path in zoo.iterdir()) for zoo in (user_zoo / "my-own", ZOO / "sudoku-4x4")]
+    assert files[0] == files[1]
+    assert sorted(ZOO.rglob("*")) == shipped and "my-own" in zoo_names() and "sudoku-4x4" in zoo_names()
+    assert Solver("my-own").name == "my-own"
+    assert cli.main(["zoo", "add", str(run), "sudoku-4x4", "--data-dir", str(data_dir)]) == 2
+    assert "comes with ponder" in capsys.readouterr().err
+
+
+def test_a_bad_entry_is_left_out_with_one_line(
+    added: Path, user_zoo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = json.loads((added / "config.json").read_text())
+    entries = {
+        "unknown-domain": json.dumps({**config, "data": {"domain": "latin"}}),
+        "not-json": "{",
+        "no-weights": json.dumps(config),
+    }
+    for name, text in entries.items():
+        (user_zoo / name).mkdir(parents=True)
+        (user_zoo / name / "config.json").write_text(text)
+    shutil.copy(added / "weights.safetensors", user_zoo / "unknown-domain")
+    assert cli.main(["solve", "sudoku", "1... ..2. .3.. ...4"]) in (0, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(any(name in line for line in lines) for name in entries)
+    assert any("unknown domain 'latin'" in line and "--domain-file" in line for line in lines)
+    assert cli.main(["zoo"]) == 0
+    listing = capsys.readouterr()
+    assert "sudoku-4x4" in listing.out and len(listing.err.splitlines()) == 2  # weights are not looked at
+    assert cli.main(["solve", "unknown-domain", "x"]) == 2  # asked for by name, it is an error
+
+
+def test_a_folder_without_a_card_is_listed_as_such(added: Path, user_zoo: Path) -> None:
+    bare = user_zoo / "bare"
+    bare.mkdir(parents=True)
     (bare / "config.json").write_bytes((added / "config.json").read_bytes())
-    (card,) = cards.list_cards(tmp_path)
-    assert card["name"] == "bare" and card["accuracy"] == {} and card["domain"] == "sudoku"
+    card = next(card for card in cards.list_cards() if card["name"] == "bare")
+    assert card["accuracy"] == {} and card["domain"] == "sudoku"
     assert cards.table([card]).row_count == 1
 
 
@@ -149,15 +193,15 @@ def test_misuse_is_one_line(args: list[str], words: str, capsys: pytest.CaptureF
 
 
 def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(tiny().flat()))
+    (tmp_path / "config.json").write_text(json.dumps(tiny().flat()), encoding="utf-8")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        cards.add(tmp_path, "x", zoo=tmp_path / "zoo")
+        cards.add(tmp_path, "x", "", tmp_path, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
 
 
 def test_a_model_that_is_being_written_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("maze-9x9", ".maze-9x9-part"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
+        (tmp_path / name / "config.json").write_text("{}", encoding="utf-8")
     monkeypatch.setattr("ponder.inference.weights.ZOO", tmp_path)
     assert zoo_names() == ["maze-9x9"]

