@@ -52,6 +52,7 @@ class Asked(BaseModel):
     )
     trace: bool = Field(default=False, description="the answer after every ACT step too")
     steps: int | None = Field(default=None, description="ACT steps at most; the model's own budget unless given")
+    picture: bool = Field(default=False, description="in a stream: each answer as an SVG picture too")
 
 
 BODY_SCHEMA = {
@@ -120,9 +121,10 @@ def make_app(
                 try:
                     async for item in items:
                         if isinstance(item, Answer):
-                            yield "answer", item.as_data(trace=False)
+                            name, data, seen = "answer", item.as_data(trace=False), (inputs, item.tokens)
                         else:
-                            yield "step", as_data(item, solver.domain, inputs)
+                            name, data, seen = "step", as_data(item, solver.domain, inputs), (inputs, item.answer)
+                        yield name, data | ({"svg": solver.domain.svg(*seen)} if asked.picture else {})
                 except (Late, Failed) as error:
                     yield "error", {"error": str(error)}
 
@@ -208,6 +210,8 @@ def _about(solver: Solver) -> dict[str, Any]:
         "example": example,
         "example_json": domain.to_json(domain.parse(example)),
         "checkable": domain.checkable,
+        "exact": domain.exact,
+        "board": domain.board(),
         "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
         "max_steps": solver.opened.model.config.max_steps,
         "budget": solver.steps,
