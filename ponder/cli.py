@@ -92,14 +92,14 @@ def train(args: Sequence[str]) -> None:
 
 def eval_(args: Sequence[str]) -> None:
     """score a checkpoint at every ACT step; a table, a figure and records"""
-    from ponder.evaluation.run import main
+    from ponder.commands.eval_ import main
 
     main(args)
 
 
 def diff(args: Sequence[str]) -> None:
     """two evaluated runs: settings that differ, and the paired difference in score"""
-    from ponder.evaluation.diff import main
+    from ponder.commands.diff import main
 
     main(args)
 
@@ -113,14 +113,14 @@ def cost(args: Sequence[str]) -> None:
 
 def policies(args: Sequence[str]) -> None:
     """accuracy against compute for every halting policy"""
-    from ponder.evaluation.compare import main
+    from ponder.commands.policies import main
 
     main(args)
 
 
 def search(args: Sequence[str]) -> None:
     """noisy restarts in parallel until the checker accepts"""
-    from ponder.evaluation.search import main
+    from ponder.commands.search import main
 
     main(args)
 
@@ -162,21 +162,21 @@ def import_(args: Sequence[str]) -> None:
 
 def export(args: Sequence[str]) -> None:
     """write one ACT step of a model as an ONNX graph"""
-    from ponder.inference.export import main
+    from ponder.commands.export import main
 
     main(args)
 
 
 def mcp(args: Sequence[str]) -> None:
     """the solvers as tools for language models, over stdio"""
-    from ponder.serve.mcp import main
+    from ponder.commands.mcp import main
 
     main(args)
 
 
 def serve(args: Sequence[str]) -> None:
     """the solvers over HTTP, with a web page and MCP tools"""
-    from ponder.serve.http import main
+    from ponder.commands.serve import main
 
     main(args)
 

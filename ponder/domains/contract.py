@@ -95,6 +95,8 @@ class Domain(ABC):
     """A puzzle in text form that `parse` accepts at the default parameters."""
     checkable: ClassVar[bool] = True
     """Whether `check` judges by the rules alone. Where it is False, a valid answer is one that equals the label."""
+    checker_solves: ClassVar[str] = ""
+    """Why an accepted answer is no find (the checker computes the answer itself); empty where checking is easier."""
     Params: ClassVar[type[Params]]
 
     params: Any

@@ -4,11 +4,7 @@ A tool exists for each kind of puzzle that a model on the shelf can solve. Every
 every refusal how to mend the call.
 """
 
-import argparse
-import asyncio
 import json
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Literal
@@ -20,7 +16,7 @@ from ponder.base import files
 from ponder.base.errors import UserError, needs_extra
 from ponder.domains.contract import Json
 from ponder.inference.answers import Answer
-from ponder.inference.solver import Shelf, Solver
+from ponder.inference.solver import Solver
 from ponder.serve.mcp_read import Puzzle, distance, fits, read_arithmetic, read_life, read_maze, read_sudoku, takes
 from ponder.serve.service import Busy, Late, Service
 
@@ -120,13 +116,13 @@ class Solvers(BaseModel):
 
 def sentence(answer: Answer) -> str:
     """How far to trust an answer, for someone who may pass it on."""
-    said = answer.note[:1].upper() + answer.note[1:] + "." if answer.note else ""
+    note = answer.note[:1].upper() + answer.note[1:] + "." if answer.note else ""
     if answer.verified and answer.by == "exact":
-        return f"Checked: correct. Found by a classical solver, since the network failed. {said}".strip()
+        return f"Checked: correct. Found by a classical solver, since the network failed. {note}".strip()
     if answer.verified:
-        return f"Checked: correct. {said}".strip()
+        return f"Checked: correct. {note}".strip()
     more = "" if answer.by == "exact" else " Where an answer exists, fallback='exact' finds it."
-    return f"NOT verified: {said or 'the checker refused it.'} Do not pass it on as a solution.{more}"
+    return f"NOT verified: {note or 'the checker refused it.'} Do not pass it on as a solution.{more}"
 
 
 # The server -----------------------------------------------------------------------------------------------------------
@@ -276,19 +272,6 @@ def mounted(service: Service, host: str = LOOPBACK) -> tuple[StreamableHTTPASGIA
     return StreamableHTTPASGIApp(server.session_manager), server.session_manager.run()
 
 
-async def _stdio(service: Service) -> None:
+async def over_stdio(service: Service) -> None:
     async with service:
         await make_mcp(service).run_stdio_async()
-
-
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder mcp",
-        description="Serve the solvers as MCP tools over stdio; an MCP client starts this (docs/mcp.md).",
-    )
-    parser.add_argument("--model", action="append", metavar="NAME|RUN", help="repeatable; default: all of the zoo")
-    service = Service(Shelf(parser.parse_args(args).model))
-    if sys.stdin.isatty():
-        print("waiting for an MCP client on standard input; docs/mcp.md tells how to add one", file=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the thread that reads a line
-    asyncio.run(_stdio(service))

@@ -35,6 +35,7 @@ class Life(Domain):
         ".O./.O./.O."
     )
     example: ClassVar[str] = "...../..O../..O../..O../.....:03"
+    checker_solves: ClassVar[str] = "its checker computes the answer, so that an accepted answer is no find"
     Params: ClassVar[type[base.Params]] = LifeParams
     vocab = (" ", ".", "O", "/", ":", *"0123456789")
     splits: Mapping[str, Split] = {
