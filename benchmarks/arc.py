@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ponder.domains.arc.domain import Arc1, Arc1Params, score_votes
+from ponder.domains.arc.domain import Arc1, Arc1Params
 from ponder.domains.arc.sources import ArcEvaluation
-from ponder.domains.arc.votes import Prediction
+from ponder.domains.arc.votes import Prediction, score_votes
 from ponder.domains.contract import Arrays
 
 HERE = Path(__file__).resolve().parents[1]

@@ -28,8 +28,8 @@ MANIFEST = "manifest.json"
 
 def folder_for(root: Path, config: DataConfig) -> Path:
     """Where a dataset belongs: its name says the domain and a hash of what determines its bytes."""
-    said = json.dumps(config.flat(), sort_keys=True).encode()
-    return root / f"{config.domain}-{hashlib.sha256(said).hexdigest()[:10]}"
+    identity = json.dumps(config.flat(), sort_keys=True).encode()
+    return root / f"{config.domain}-{hashlib.sha256(identity).hexdigest()[:10]}"
 
 
 def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress = silent) -> Path:
@@ -121,8 +121,8 @@ class Dataset:
     @property
     def hash(self) -> str:
         """One hash over all files' hashes: what a result is tied to."""
-        said = [entry["sha256"] for split in self.manifest["splits"].values() for entry in split.values()]
-        return hashlib.sha256("".join(said).encode()).hexdigest()[:16]
+        hashes = [entry["sha256"] for split in self.manifest["splits"].values() for entry in split.values()]
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -1,20 +1,18 @@
 """`ponder quickstart`: train the 4x4 Sudoku model, see what more thinking buys, watch it solve an unseen puzzle."""
 
+import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.columns import Columns
 from rich.console import Console, Group
 from rich.text import Text
 
-from ponder import data
-from ponder.base import runtime
-from ponder.config import resolve as configuration
-from ponder.evaluation import records as evaluate
-from ponder.inference.solver import Solver
-from ponder.training.loop import Limits
-from ponder.training.runs import train_in
+if TYPE_CHECKING:
+    from ponder.evaluation.records import Records
 
 FOLDER = Path("runs/quickstart")
 SHALLOW = {
@@ -24,22 +22,35 @@ SHALLOW = {
 }
 
 
-def main(seconds: float) -> None:
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="ponder quickstart", description="Train the 4x4 Sudoku model and watch it think."
+    )
+    parser.add_argument("--seconds", type=float, default=150, metavar="S", help="training time at most")
+    known = parser.parse_args(args)
+    from ponder import data
+    from ponder.base import runtime
+    from ponder.config.resolve import resolve
+    from ponder.evaluation.records import Settings, run_split
+    from ponder.inference.solver import Solver
+    from ponder.training.loop import Limits
+    from ponder.training.runs import train_in
+
     console = Console(highlight=False)
-    config = configuration.resolve("sudoku-mini", "ponder-mlp", SHALLOW)
+    config = resolve("sudoku-mini", "ponder-mlp", SHALLOW)
     here = runtime.start("cpu")
     console.print(
         "[bold]ponder[/] trains a small recursive network to solve minimal 4x4 Sudokus: one block, applied again and "
         "again.\nTwo and a half minutes at most; Ctrl-C stops it early and keeps what was learned.\n"
     )
-    outcome = train_in(config, FOLDER, Path("data"), here, Limits(seconds=seconds))
+    outcome = train_in(config, FOLDER, Path("data"), here, Limits(seconds=known.seconds))
     state = "finished" if outcome.finished else f"stopped after {outcome.update} of {outcome.updates} updates"
     console.print(f"\nTraining {state}. The run is in [bold]{FOLDER}[/].\n")
 
     dataset = data.Dataset.open(data.folder_for(Path("data"), config.data))
     solver = Solver(FOLDER)
-    how = evaluate.Settings(config.model.max_steps, batch=500)
-    records = evaluate.run_split(solver.opened.model, dataset.domain, dataset.source("test"), how, here)
+    how = Settings(config.model.max_steps, batch=500)
+    records = run_split(solver.opened.model, dataset.domain, dataset.source("test"), how, here)
     console.print(f"[bold]What thinking longer buys[/]: puzzles solved after each step, of {records.n} held-out ones")
     for step, share in enumerate(records.exact.mean(axis=0), start=1):
         console.print(
@@ -69,7 +80,7 @@ def main(seconds: float) -> None:
         console.print("[dim]`. .venv/bin/activate` makes `ponder` a command.[/]")
 
 
-def _interesting(records: evaluate.Records) -> int:
+def _interesting(records: "Records") -> int:
     """A puzzle that was solved in the end and took longest to get right."""
     solved = records.exact[:, -1]
     first = np.where(solved, records.exact.argmax(axis=1), -1)

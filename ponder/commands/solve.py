@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.text import Text
 
 from ponder.base.errors import UserError
+from ponder.domains import registry
 from ponder.domains.contract import Json, Tokens
-from ponder.domains.registry import DOMAINS
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.pictures import confident
 from ponder.inference.solver import Shelf, Solver, Unsolvable
@@ -82,7 +82,7 @@ def main(args: Sequence[str]) -> None:
 
 def open_shelf(model: str, steps: int | None, fallback: Any) -> tuple[Shelf, str]:
     """The zoo, or the one model in a folder; and the name to ask for."""
-    if model not in zoo_names() and model not in DOMAINS and Path(model).exists():
+    if model not in zoo_names() and not registry.known(model) and Path(model).exists():
         return Shelf([model], steps=steps, fallback=fallback), Path(model).name
     return Shelf(steps=steps, fallback=fallback), model
 

@@ -1,4 +1,4 @@
-"""`ponder study`: list, show, run, status, report, cost; and `cell`, which a worker or torchrun runs."""
+"""`ponder study`: list, show, run, status, report, cost; `cell`, which a worker or torchrun runs, and `migrate`."""
 
 import argparse
 import os
@@ -20,7 +20,7 @@ def main(args: Sequence[str]) -> None:
         prog="ponder study",
         description="Experiments as one-diff variants of a baseline: run what is missing, report what is stored.",
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|run|status|report|cost|cell")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|run|status|report|cost|cell|migrate")
     verbs.add_parser("list", help="the studies")
     show = verbs.add_parser("show", help="a study's variants and cells")
     show.add_argument("name")
@@ -49,7 +49,8 @@ def main(args: Sequence[str]) -> None:
     cell.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     cell.add_argument("--quiet", action="store_true")
     cell.add_argument("--max-seconds", type=float)
-    for each in (show, run, status, report, cell):
+    migrate = verbs.add_parser("migrate", help="give the results of an older ponder the names they have now")
+    for each in (show, run, status, report, cell, migrate):
         each.add_argument("--scale", choices=SCALES, default="mini")
         each.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
         each.add_argument("--runs", type=Path, default=Path("runs/cells"), metavar="DIR")
@@ -61,7 +62,17 @@ def main(args: Sequence[str]) -> None:
 
 
 def _store(args: argparse.Namespace) -> Store:
-    return Store(args.results, args.runs)
+    store = Store(args.results, args.runs)
+    if older := store.older():
+        raise UserError(f"{older[0]} and {len(older) - 1} more are of an older ponder: run `ponder study migrate` once")
+    return store
+
+
+def _migrate(args: argparse.Namespace) -> None:
+    from ponder.studies.migrate import migrate
+
+    for line in migrate(Store(args.results, args.runs)):
+        print(line)
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -183,4 +194,5 @@ ACTIONS = {
     "report": _report,
     "cost": _cost,
     "cell": _cell,
+    "migrate": _migrate,
 }

@@ -12,21 +12,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+from pydantic_core import to_jsonable_python
 
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import EvalConfig, Frozen, ModelConfig, TrainConfig, parse
+from ponder.domains import registry
 from ponder.domains.contract import Domain, Params
-from ponder.domains.registry import DOMAINS
 
 PRESETS = Path(__file__).parents[1] / "presets"
+LABELS = ("preset", "scale", "about", "model.name")
+WITHOUT_EFFECT = ("train.save_every", "train.data_workers", "train.trackers")
+"""With labels, what no key counts. All else may change the last bits (compile, eval.batch) or what is kept of a
+training (log_every, eval.examples)."""
 
 
 class DataConfig(Frozen):
     """In YAML and on the command line the domain's own parameters stand beside `domain` and `seed`."""
 
-    domain: str
-    seed: int = 0
+    domain: str = Field(description="which kind of puzzle")
+    seed: int = Field(0, description="of what is generated, drawn or split off")
     params: SerializeAsAny[Params]
 
     @model_validator(mode="before")
@@ -34,24 +39,23 @@ class DataConfig(Frozen):
     def _flat(cls, value: Any) -> Any:
         if not isinstance(value, Mapping) or isinstance(value.get("params"), Params):
             return value
-        name = value.get("domain")
-        if name not in DOMAINS:
-            raise unknown("domain", name, DOMAINS)
+        name = str(value.get("domain"))
+        domain = registry.find(name)
         rest = {k: v for k, v in value.items() if k not in ("domain", "seed")}
-        parsed = parse(DOMAINS[name].Params, rest, "data")
+        parsed = parse(domain.Params, rest, "data")
         return {"domain": name, "seed": value.get("seed", 0), "params": parsed}
 
     def make(self) -> Domain:
-        return DOMAINS[self.domain](self.params)
+        return registry.find(self.domain)(self.params)
 
     def flat(self) -> dict[str, Any]:
         return {"domain": self.domain, "seed": self.seed, **self.params.model_dump(mode="json")}
 
 
 class Config(Frozen):
-    preset: str
-    scale: Literal["mini", "paper"]
-    about: str = ""
+    preset: str = Field(description="the preset's name; a label only")
+    scale: Literal["mini", "paper"] = Field(description="which form of a model's recipe it takes")
+    about: str = Field("", description="what it is, in a line; a label only")
     seed: int = Field(0, ge=0, lt=2**32, description="initial weights, data order, dropout, noise, exploration")
     data: DataConfig
     model: ModelConfig = ModelConfig()
@@ -65,13 +69,23 @@ class Config(Frozen):
         return out
 
     def key(self) -> str:
-        """A hash of everything that determines the result of training."""
-        said = self.flat()
-        for label in ("preset", "about"):
-            del said[label]
-        for aside in ("trackers", "data_workers"):
-            del said["train"][aside]
-        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:12]
+        """A hash of what determines the result of training, as far as it is not the schema's default: a new switch that
+        is off changes no key, but another default changes what keys mean (tests/config/defaults.json)."""
+        return hashlib.sha256(json.dumps(_changed(self), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _changed(model: BaseModel, above: str = "") -> dict[str, Any]:
+    """Field -> value, of all that a key counts."""
+    out: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value, default = getattr(model, name), field.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            inner = _changed(value, f"{above}{name}.")
+            if inner or not isinstance(default, BaseModel):
+                out[name] = inner
+        elif value != default and above + name not in (*LABELS, *WITHOUT_EFFECT):
+            out[name] = to_jsonable_python(value)
+    return out
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +97,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def preset_names() -> list[str]:
-    return sorted(p.stem for p in PRESETS.glob("*.yaml"))
+    return sorted({path.stem for path in (*PRESETS.glob("*.yaml"), *registry.presets())})
 
 
 def model_names() -> list[str]:
@@ -92,8 +106,10 @@ def model_names() -> list[str]:
 
 def _read(folder: Path, name: str, kind: str) -> dict[str, Any]:
     path = folder / f"{name}.yaml"
+    if not path.is_file() and kind == "preset":
+        path = next((each for each in registry.presets() if each.stem == name), path)
     if not path.is_file():
-        raise unknown(kind, name, (p.stem for p in folder.glob("*.yaml")))
+        raise unknown(kind, name, preset_names() if kind == "preset" else model_names())
     data = read_yaml(path)
     parent = data.pop("extends", None)
     return merge(_read(folder, parent, kind), data) if parent else data
@@ -142,7 +158,7 @@ def from_flat(data: Mapping[str, Any]) -> Config:
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> the two values, for every value that differs (labels aside)."""
     flat_a, flat_b = _dotted(a.flat()), _dotted(b.flat())
-    keys = [k for k in {**flat_a, **flat_b} if k not in ("preset", "about", "model.name")]
+    keys = [k for k in {**flat_a, **flat_b} if k not in LABELS]
     return {k: (flat_a.get(k), flat_b.get(k)) for k in keys if flat_a.get(k) != flat_b.get(k)}
 
 

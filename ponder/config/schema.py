@@ -22,21 +22,23 @@ class ModelConfig(Frozen):
     modules: Literal["shared", "separate"] = Field("shared", description="one block for H and L, or one each")
     layers: int = Field(4, ge=1, description="layers of each module")
     width: int = Field(512, ge=8, description="hidden size")
-    heads: int = Field(8, ge=1)
+    heads: int = Field(8, ge=1, description="attention heads; the width is a multiple of them")
     expansion: float = Field(4.0, gt=0, description="SwiGLU inner width is 2/3 of this times the width, rounded up")
     inner_multiple: int = Field(
         256,
         ge=1,
         description="inner widths are rounded up to a multiple of this; 256 as published, too much for small models",
     )
-    h_cycles: int = Field(4, ge=1)
+    h_cycles: int = Field(4, ge=1, description="cycles of each ACT step")
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
     l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
     mixer: Literal["attention", "mlp"] = Field("attention", description="tokens mix by attention or an MLP over them")
     mlp_conv: bool = Field(False, description="depthwise convolution inside the SwiGLU (URM)")
     input_conv: bool = Field(False, description="depthwise convolution over the embedded input (ponder on ARC)")
-    positions: Literal["rope", "learned", "none"] = "rope"
+    positions: Literal["rope", "learned", "none"] = Field(
+        "rope", description="rotary in every attention, a learned embedding added to the input, or nothing"
+    )
     prefix: int = Field(1, ge=1, description="positions the puzzle embedding is spread over")
     key_mask: bool = Field(False, description="attention ignores padded positions")
     learned_init: bool = Field(True, description="initial states are parameters, not fixed buffers")
@@ -46,7 +48,9 @@ class ModelConfig(Frozen):
     dropout: float = Field(0.0, ge=0, lt=1, description="core dropout, one mask per example for the whole trajectory")
     state_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on z_H and z_L, shared over positions")
     noise: float = Field(0.0, ge=0, description="eta: noise per element, relative to the norm, each ACT step")
-    halting: Literal["none", "halt", "halt+continue"] = "halt+continue"
+    halting: Literal["none", "halt", "halt+continue"] = Field(
+        "halt+continue", description="no head; one that learns whether the answer is right; and one for going on (HRM)"
+    )
     max_steps: int = Field(16, ge=1, description="ACT budget while training, and the default when evaluating")
 
     @model_validator(mode="after")
@@ -82,20 +86,22 @@ class TrainConfig(Frozen):
     )
     updates: int | None = Field(None, ge=1, description="length of training in optimiser updates")
     epochs: float | None = Field(None, gt=0, description="the same in epochs: updates = epochs x examples / batch")
-    lr: float = Field(1e-4, gt=0)
+    lr: float = Field(1e-4, gt=0, description="peak learning rate of Adam-atan2")
     lr_min_ratio: float = Field(1.0, ge=0, le=1, description="final learning rate over peak; 1 is constant")
-    schedule: Literal["cosine", "exponential"] = "cosine"
+    schedule: Literal["cosine", "exponential"] = Field(
+        "cosine", description="how the learning rate falls to its final value after the warm-up"
+    )
     warmup: int = Field(2000, ge=0, description="updates of linear warm-up")
-    beta1: float = Field(0.9, ge=0, lt=1)
-    beta2: float = Field(0.95, ge=0, lt=1)
-    weight_decay: float = Field(0.1, ge=0)
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the mean of squared gradients")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled: times the learning rate; of the puzzle table too")
     table_lr: float = Field(1e-2, ge=0, description="learning rate of the puzzle table (sign-SGD)")
     atan2: Literal["outside", "inside"] = Field(
         "outside", description="where Adam-atan2 divides by 1 - beta1^t: outside the atan2 (HRM's kernel) or inside"
     )
     clip: float | None = Field(1.0, gt=0, description="global gradient norm; null is off")
     ema: float | None = Field(0.999, gt=0, lt=1, description="decay of the averaged weights; null is off")
-    halting_weight: float = Field(0.5, ge=0)
+    halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
     explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
     grow: Literal["none", "steps", "cycles"] = Field(
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
@@ -104,15 +110,15 @@ class TrainConfig(Frozen):
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA only")
     compile: Literal["auto", "off", "block"] = Field("auto", description="auto: per block on CUDA, off elsewhere")
     data_workers: int = Field(0, ge=0, description="threads that fetch refills; changes nothing but the time")
-    log_every: int = Field(20, ge=1)
-    eval_every: int = Field(500, ge=1)
-    save_every: int = Field(500, ge=1)
+    log_every: int = Field(20, ge=1, description="updates between rows of the log")
+    eval_every: int = Field(500, ge=1, description="updates between evaluations")
+    save_every: int = Field(500, ge=1, description="updates between checkpoints")
     trackers: tuple[str, ...] = Field((), description="tensorboard, wandb, mlflow, clearml, trackio")
 
     @field_validator("compile", mode="before")
     @classmethod
-    def _off_is_a_word(cls, said: object) -> object:
-        return "off" if said is False else said  # YAML reads off as false
+    def _off_is_a_word(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads off as false
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -125,7 +131,7 @@ class TrainConfig(Frozen):
 
 class EvalConfig(Frozen):
     examples: int = Field(1000, ge=1, description="examples of each split while training; `ponder eval` takes all")
-    batch: int = Field(512, ge=1)
+    batch: int = Field(512, ge=1, description="examples at a time; changes nothing but time and memory")
     splits: tuple[str, ...] = Field((), description="splits evaluated while training; empty is all but train")
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
 

@@ -172,9 +172,9 @@ class Joint(Domain):
             "train": Split("train", "the training examples of all domains"),
             "val": Split("val", "the val examples of all domains"),
         } | {
-            f"{name}.{split}": said
+            f"{name}.{split}": about
             for name, part in self.parts.items()
-            for split, said in part.domain.splits.items()
+            for split, about in part.domain.splits.items()
             if split not in ("train", "val")
         }
 
@@ -234,8 +234,7 @@ class Joint(Domain):
                 return part
         raise UserError(f"the puzzle's first {TAG} bits name none of: {', '.join(self.parts)}")
 
-    def _own(self, inputs: Tokens, *answers: Tokens) -> tuple[Domain, Sequence[Tokens]]:
-        """A puzzle's domain, and the puzzle and its answers in that domain's tokens."""
+    def own(self, inputs: Tokens, *answers: Tokens) -> tuple[Domain, Sequence[Tokens]]:
         part = self.part_of(inputs)
         return part.domain, [part.decode(stream[None])[0] for stream in (inputs, *answers)]
 
@@ -259,7 +258,7 @@ class Joint(Domain):
         return self._joined(part, part.domain.parse(puzzle.strip()), tagged=True)
 
     def format(self, inputs: Tokens) -> str:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return f"{domain.name}: {domain.format(own)}"
 
     def from_json(self, puzzle: Json) -> Tokens:
@@ -269,19 +268,19 @@ class Joint(Domain):
         return self._joined(part, part.domain.from_json(puzzle["puzzle"]), tagged=True)
 
     def to_json(self, inputs: Tokens) -> Json:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return {"domain": domain.name, "puzzle": domain.to_json(own)}
 
     def parse_answer(self, inputs: Tokens, text: str) -> Tokens:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return self._joined(self.part_of(inputs), domain.parse_answer(own, text), tagged=False)
 
     def format_answer(self, inputs: Tokens, answer: Tokens) -> str:
-        domain, (own, own_answer) = self._own(inputs, answer)
+        domain, (own, own_answer) = self.own(inputs, answer)
         return domain.format_answer(own, own_answer)
 
     def answer_to_json(self, inputs: Tokens, answer: Tokens) -> Json:
-        domain, (own, own_answer) = self._own(inputs, answer)
+        domain, (own, own_answer) = self.own(inputs, answer)
         return domain.answer_to_json(own, own_answer)
 
     # Judging --------------------------------------------------------------------------------------------------------
@@ -295,25 +294,25 @@ class Joint(Domain):
         return accepted
 
     def explain(self, inputs: Tokens, answer: Tokens) -> str:
-        domain, (own, own_answer) = self._own(inputs, answer)
+        domain, (own, own_answer) = self.own(inputs, answer)
         return domain.explain(own, own_answer)
 
     def conflicts(self, inputs: Tokens) -> str:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return domain.conflicts(own)
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return [self._joined(self.part_of(inputs), a, tagged=False) for a in domain.solutions(own, limit)]
 
     # Looking at it --------------------------------------------------------------------------------------------------
 
     def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
-        domain, (own, *answers) = self._own(inputs, *([] if answer is None else [answer]))
+        domain, (own, *answers) = self.own(inputs, *([] if answer is None else [answer]))
         return Text(f"{domain.name}\n", style="dim").append_text(domain.render(own, *answers))
 
     def svg(self, inputs: Tokens, answer: Tokens | None = None, changed: Bools | None = None) -> str:
-        domain, (own, *answers) = self._own(inputs, *([] if answer is None else [answer]))
+        domain, (own, *answers) = self.own(inputs, *([] if answer is None else [answer]))
         part = self.part_of(inputs)
         lit: Bools | None = None
         if changed is not None:

@@ -20,7 +20,7 @@ from ponder.domains.contract import Batch, Domain, Ints, Progress, silent
 from ponder.evaluation.arc import arranged_table, with_identifiers
 from ponder.evaluation.records import Settings, chosen_examples
 from ponder.evaluation.schema import VERSION, Measurement, Origin
-from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.inference.weights import Opened, open_weights, zoo_folders
 from ponder.model.reasoner import Reasoner
 
 
@@ -214,7 +214,7 @@ def unverifiable(domain: Domain) -> str:
 
 def default_folder(opened: Opened) -> Path:
     path = opened.path
-    if path.resolve().parent == ZOO.resolve():
+    if path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
         return Path(f"eval-{opened.name}")
     if (path / "config.json").is_file():
         return path / "eval"

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ponder.domains.contract import Bools, Domain, Json, Tokens
-from ponder.domains.grid import MUTED, WRONG
+from ponder.domains.drawing import MUTED, WRONG
 from ponder.inference import pictures
 from ponder.inference.pictures import Frame, confident
 
@@ -108,7 +108,7 @@ class Answer:
     def frames(self) -> list[Frame]:
         """The puzzle, the steps (those that change nothing are told, not drawn), and the verdict."""
         domain, inputs = self.domain, self.inputs
-        out = [Frame("puzzle", self.model, domain.svg(inputs), math.nan, MUTED, pictures.FIRST)]
+        out = [Frame("puzzle", self.model, pictures.sized(domain.svg(inputs)), math.nan, MUTED, pictures.FIRST)]
         since: list[int] = []
         before = domain.format_answer(inputs, inputs)
         for number, thought in enumerate(self.trace):
@@ -121,13 +121,14 @@ class Answer:
                 continue
             title = f"step {thought.step}" if not since else f"steps {since[0]}–{thought.step}"
             since = []
-            drawing = domain.svg(inputs, thought.answer, thought.changed)
+            drawing = pictures.sized(domain.svg(inputs, thought.answer, thought.changed))
             caption = f"{count} changed" if count else "nothing changed"
             out.append(Frame(title, caption, drawing, thought.confidence, MUTED, pictures.EACH))
         words = {None: "not checked", False: "not a solution", True: "verified"}[self.verified]
         title = f"{self.mark} {words}{', exact solver' if self.by == 'exact' else ''}"
         colour = {None: MUTED, False: WRONG, True: pictures.GOOD}[self.verified]
-        return [*out, Frame(title, self.verdict, domain.svg(inputs, self.tokens), math.nan, colour, pictures.LAST)]
+        final = pictures.sized(domain.svg(inputs, self.tokens))
+        return [*out, Frame(title, self.verdict, final, math.nan, colour, pictures.LAST)]
 
 
 def as_data(thought: Thought, domain: Domain, inputs: Tokens) -> dict[str, Any]:

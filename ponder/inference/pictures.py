@@ -14,8 +14,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from ponder.base.errors import needs_extra
-from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, LINE, MUTED, PAPER, WRONG
+from ponder.base.errors import UserError, needs_extra
+from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, LINE, MUTED, PAPER, WRONG
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -179,6 +179,18 @@ def _size(drawing: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
+def sized(drawing: str) -> str:
+    """An SVG whose first tag says width and height: those of its viewBox where it did not."""
+    drawing = drawing[drawing.index("<svg") :]
+    if re.match(r'<svg [^>]*?width="[\d.]+" height="[\d.]+"', drawing):
+        return drawing
+    tag, _, rest = drawing.partition(">")
+    box = re.search(r'viewBox="\s*\S+\s+\S+\s+([\d.]+)\s+([\d.]+)\s*"', tag)
+    width, height = box.groups() if box else (MIN_WIDTH, MIN_WIDTH)
+    tag = re.sub(r'\s(?:width|height)="[^"]*"', "", tag).removeprefix("<svg")
+    return f'<svg width="{width}" height="{height}"{tag}>{rest}'
+
+
 # GIF ------------------------------------------------------------------------------------------------------------------
 
 SCALE = 2
@@ -232,7 +244,7 @@ def _paint(draw: "ImageDraw", node: ElementTree.Element, x: float, y: float) -> 
         at = (x + number("x")) * SCALE, (y + number("y")) * SCALE
         draw.text(at, node.text or "", fill=node.get("fill"), font=font, anchor=anchor)
     else:
-        raise NotImplementedError(f"a picture holds <{kind}>, which the GIF writer does not draw")
+        raise UserError(f"this domain's picture holds <{kind}>, which a GIF cannot show: write it with --svg")
     for child in node:
         _paint(draw, child, x, y)
 

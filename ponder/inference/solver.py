@@ -1,5 +1,6 @@
 """Solver: a puzzle in, a stream of ACT steps out. Shelf: the solvers at hand."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,13 @@ class Unsolvable(UserError):
     """A well-formed puzzle that breaks the rules at first sight."""
 
 
+def _possible(steps: int | None, fallback: str | None) -> None:
+    if fallback not in (None, "exact"):
+        raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+    if steps is not None and steps < 1:
+        raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
+
+
 class Solver:
     """A trained model as a function from puzzles to answers."""
 
@@ -29,15 +37,12 @@ class Solver:
         device: str = "cpu",
         fallback: Literal["exact"] | None = None,
     ) -> None:
+        _possible(steps, fallback)
         self.opened = open_weights(model, device=torch.device(device))
         if self.opened.domain is None:
             raise UserError(f"{model} was imported and names no domain: evaluate it with `ponder eval --domain`")
-        if fallback not in (None, "exact"):
-            raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
-        if fallback is not None and not self.opened.domain.checkable:
+        if fallback is not None and not self.opened.domain.exact:
             raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
-        if steps is not None and steps < 1:
-            raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
         self.name = self.opened.name
         self.domain: Domain = self.opened.domain
         self.steps = 4 * self.opened.model.config.max_steps if steps is None else steps
@@ -107,12 +112,12 @@ class Solver:
         tokens, verified, notes = last.answer, last.valid, []
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
-            known = self.domain.solutions(inputs, limit=2)
-            if not known:
+            known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
+            if not known and self.domain.exact:
                 notes.append("this puzzle has no solution")
             elif not verified:
                 notes.append(f"the model's answer is wrong: {self.domain.explain(inputs, last.answer)}")
-                if (fallback or self.fallback) == "exact":
+                if known and (fallback or self.fallback) == "exact":
                     tokens, by = known[0], "exact"
                     verified = bool(self.domain.check(inputs[None], tokens[None])[0])
             if len(known) > 1:
@@ -141,7 +146,9 @@ class Shelf:
         steps: int | None = None,
         fallback: Literal["exact"] | None = None,
     ) -> None:
+        _possible(steps, fallback)  # here too: below, what cannot be opened is a model's fault
         self.places = {Path(m).name: m for m in (zoo_names() if models is None else models)}
+        self.zoo = models is None
         self.device, self.steps, self.fallback = device, steps, fallback
         self.opened: dict[str, Solver] = {}
         if not self.places:
@@ -158,11 +165,25 @@ class Shelf:
             self.opened[name] = Solver(self.places[name], self.steps, self.device, self.fallback)
         return self.opened[name]
 
+    @property
+    def solvers(self) -> list[Solver]:
+        """All of them. A model of the zoo that cannot be opened is left out with a line that says why."""
+        for name in self.names:
+            try:
+                self[name]
+            except Exception as error:
+                if not self.zoo:
+                    raise
+                reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                print(f"ponder: the zoo model {name} is left out: {reason.partition(chr(10))[0]}", file=sys.stderr)
+                del self.places[name]
+        return [self[name] for name in self.names]
+
     def of(self, wanted: str) -> list[Solver]:
         """The model of that name, or all of that domain."""
         if wanted in self.places:
             return [self[wanted]]
-        solvers = [self[name] for name in self.places]
+        solvers = self.solvers
         if not any(s.domain.name == wanted for s in solvers):
             raise unknown("model or domain", wanted, {*self.places, *(s.domain.name for s in solvers)})
         return [s for s in solvers if s.domain.name == wanted]

@@ -1,5 +1,6 @@
 """Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,12 @@ from ponder.domains.contract import Domain
 from ponder.model.reasoner import Reasoner
 
 ZOO = Path(__file__).parents[1] / "zoo"
+"""The models that come with ponder."""
+
+
+def user_zoo() -> Path:
+    """The user's own."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ponder" / "zoo"
 
 
 @dataclass(frozen=True)
@@ -30,17 +37,24 @@ class Opened:
     sha256: str
 
 
+def zoo_folders() -> dict[str, Path]:
+    """Name -> folder of every model in the two zoos. No name of the user's hides one of ponder's."""
+    paths = [*user_zoo().glob("[!.]*/config.json"), *ZOO.glob("[!.]*/config.json")]
+    return {path.parent.name: path.parent for path in paths}
+
+
 def zoo_names() -> list[str]:
-    return sorted(p.parent.name for p in ZOO.glob("[!.]*/config.json"))
+    return sorted(zoo_folders())
 
 
 def open_weights(where: str | Path, weights: str = "ema", device: torch.device | None = None) -> Opened:
     """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, or an imported folder."""
     path = Path(where)
     if not path.exists():
-        if str(where) not in zoo_names():
-            raise unknown("model", where, zoo_names()) if "/" not in str(where) else UserError(f"there is no {where}")
-        path = ZOO / str(where)
+        zoo = zoo_folders()
+        if str(where) not in zoo:
+            raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
+        path = zoo[str(where)]
     run, saved = _locate(path)
     stored = files.read_json(run / "config.json")
     if saved is not None:

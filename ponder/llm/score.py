@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ponder.domains.arc.domain import Arc
 from ponder.llm.parse import read_answer
 from ponder.llm.prompt import Job, Question
 
@@ -58,7 +57,7 @@ def score_split(jobs: Sequence[Job], answered: Mapping[str, Answered]) -> dict[s
         out[measure] = None if missing else share(sum(each) / n, n)
     attempts = 1 + max(job.attempt for job in jobs)
     tasks = {job.question.task for job in jobs}
-    if attempts > 1 or isinstance(jobs[0].question.domain, Arc):
+    if attempts > 1 or jobs[0].question.domain.grouped:
         out["tasks"] = len(tasks)
         out["passes"] = None if missing else passes([a for a in got if a], attempts)
     out["examples"] = {

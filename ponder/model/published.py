@@ -1,5 +1,6 @@
 """Checkpoints as the authors of HRM, TRM and URM save them, loaded into a Reasoner."""
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +9,12 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from ponder import checkpoint
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import ModelConfig
 from ponder.model.reasoner import Reasoner
@@ -57,16 +61,18 @@ def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
     """Our configuration for one of theirs (the `arch` section of their YAML, or the whole file)."""
     if kind not in KINDS:
         raise unknown("kind of checkpoint", kind, KINDS)
-    said = _flat(config)
+    theirs = _flat(config)
     try:
-        width = int(said["hidden_size"])
-        cycles: dict[str, Any] = {"h_cycles": int(said["H_cycles"]), "l_cycles": int(said["L_cycles"])}
-        layers = int(said["num_layers"] if kind == "urm" else said["L_layers"])
+        width = int(theirs["hidden_size"])
+        cycles: dict[str, Any] = {"h_cycles": int(theirs["H_cycles"]), "l_cycles": int(theirs["L_cycles"])}
+        layers = int(theirs["num_layers"] if kind == "urm" else theirs["L_layers"])
         separate = kind == "hrm"
-        if separate and int(said["H_layers"]) != layers:
-            raise UserError(f"H_layers {said['H_layers']} and L_layers {layers} differ: only equal ones can be loaded")
-        ndim = int(said.get("puzzle_emb_ndim", width))
-        prefix = int(said.get("puzzle_emb_len") or max(1, -(-ndim // width)))
+        if separate and int(theirs["H_layers"]) != layers:
+            raise UserError(
+                f"H_layers {theirs['H_layers']} and L_layers {layers} differ: only equal ones can be loaded"
+            )
+        ndim = int(theirs.get("puzzle_emb_ndim", width))
+        prefix = int(theirs.get("puzzle_emb_len") or max(1, -(-ndim // width)))
         if ndim != width:
             raise UserError(f"puzzle_emb_ndim {ndim} differs from hidden_size {width}: only equal ones can be loaded")
         return ModelConfig(
@@ -75,17 +81,17 @@ def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
             modules="separate" if separate else "shared",
             layers=layers,
             width=width,
-            heads=int(said["num_heads"]),
-            expansion=float(said["expansion"]),
+            heads=int(theirs["num_heads"]),
+            expansion=float(theirs["expansion"]),
             **cycles,
             h_horizon=1,
             l_horizon=1 if separate else cycles["l_cycles"],
-            mixer="mlp" if said.get("mlp_t") else "attention",
+            mixer="mlp" if theirs.get("mlp_t") else "attention",
             mlp_conv=kind == "urm",
-            positions=said["pos_encodings"],
+            positions=theirs["pos_encodings"],
             prefix=prefix,
-            halting="halt+continue" if kind == "hrm" or not said.get("no_ACT_continue", True) else "halt",
-            max_steps=int(said.get("loops" if kind == "urm" else "halt_max_steps", 16)),
+            halting="halt+continue" if kind == "hrm" or not theirs.get("no_ACT_continue", True) else "halt",
+            max_steps=int(theirs.get("loops" if kind == "urm" else "halt_max_steps", 16)),
             **_PLAIN,
         )
     except KeyError as error:
@@ -99,11 +105,11 @@ def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """Their settings on one level, with `${.hidden_size}` and the like, which the unresolved files hold, filled in."""
     arch = config.get("arch")
-    said = {**arch, **config} if isinstance(arch, Mapping) else dict(config)
-    for key, value in said.items():
+    theirs = {**arch, **config} if isinstance(arch, Mapping) else dict(config)
+    for key, value in theirs.items():
         if isinstance(value, str) and (match := re.fullmatch(r"\$\{\.(\w+)\}", value)):
-            said[key] = said.get(match[1])
-    return said
+            theirs[key] = theirs.get(match[1])
+    return theirs
 
 
 def our_name(kind: str, name: str) -> str | None:
@@ -161,10 +167,10 @@ def _tokens(config: Mapping[str, Any], ours: ModelConfig, named: Mapping[str, tu
     for place, axis in (("position", 0), ("low.layers.0.tokens.up.weight", 1)):
         if place in named:
             return named[place][1].shape[axis] - ours.prefix
-    said = _flat(config).get("seq_len")
-    if said is None:
+    tokens = _flat(config).get("seq_len")
+    if tokens is None:
         raise UserError("the configuration lacks 'seq_len', the tokens of a puzzle (81 for 9x9 Sudoku): add it")
-    return int(said)
+    return int(tokens)
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
@@ -185,6 +191,80 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise UserError(f"{path} holds no state dict of tensors")
     return loaded
+
+
+# The published configurations name their dataset but not its length.
+_TOKENS = {"sudoku": 81, "maze": 900, "arc": 900}
+
+
+def with_tokens(config: Mapping[str, Any], seq_len: int | None) -> dict[str, Any]:
+    """Their configuration with the length of a puzzle in it: as given, as it says, or as its dataset's name tells."""
+    if seq_len is not None:
+        if seq_len < 1:
+            raise UserError(f"--seq-len {seq_len} is too small: give the tokens of a puzzle, 81 for 9x9 Sudoku")
+        return {**config, "seq_len": seq_len}
+    arch = config.get("arch")
+    if "seq_len" in config or (isinstance(arch, Mapping) and "seq_len" in arch):
+        return dict(config)
+    paths = config.get("data_paths") or [config.get("data_path")]
+    names = [Path(str(path)).name.lower() for path in paths] if isinstance(paths, list) else []
+    found = {tokens for word, tokens in _TOKENS.items() for name in names if name.startswith(word)}
+    return {**config, "seq_len": found.pop()} if len(found) == 1 else dict(config)
+
+
+def read_identifiers(path: Path) -> list[str]:
+    try:
+        names = files.read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a published identifiers.json ({error}): give a JSON list of names") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"{path} is not a published identifiers.json: give a JSON list of names, one for each row")
+    return names
+
+
+# A folder of ours -----------------------------------------------------------------------------------------------------
+
+
+def weights_of(model: Reasoner) -> dict[str, Tensor]:
+    """The state dict with each tensor under one name: a shared module appears as `low` only."""
+    shared = model.high is model.low
+    return {k: v for k, v in model.state_dict().items() if not (shared and k.startswith("high."))}
+
+
+def write_folder(
+    model: Reasoner, folder: Path, source: Mapping[str, str], identifiers: list[str] | None = None
+) -> None:
+    """A folder that evaluation and solving can open: `config.json`, `weights.safetensors` and, where it was given, the
+    published `identifiers.json`. Written aside, it gets its name when it is whole."""
+    refuse_used(folder)
+    about = {
+        "kind": "imported",
+        "model": model.config.model_dump(mode="json"),
+        "vocab": model.embed.shape[0],
+        "tokens": model.tokens,
+        "task_ids": len(model.table),
+        "source": dict(source),
+    }
+    if identifiers is not None and len(identifiers) != len(model.table):
+        raise UserError(
+            f"the identifiers name {len(identifiers)} rows, the checkpoint's puzzle table has {len(model.table)}: "
+            f"give the identifiers.json of the dataset it was trained on"
+        )
+    try:
+        with files.folder_aside(folder) as aside:
+            checkpoint.write_tensors(aside, "weights", weights_of(model))
+            if identifiers is not None:
+                files.write(aside / "identifiers.json", json.dumps(identifiers))
+            files.write_json(aside / "config.json", about)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot write {folder} ({error}): free some space or choose another folder with -o") from None
+
+
+def refuse_used(folder: Path) -> None:
+    if folder.is_dir() and not any(folder.iterdir()):
+        return
+    if folder.exists():
+        raise UserError(f"{folder} exists and is not an empty folder: choose another with -o, or delete it")
 
 
 @dataclass(frozen=True)

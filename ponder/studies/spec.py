@@ -125,7 +125,7 @@ class Study(Frozen):
     variants: dict[str, Variant] = Field(min_length=1)
     scales: dict[Literal["mini", "paper"], Scale]
     after: After = After()
-    # The report reads and checks these (ponder/report.py).
+    # The report reads and checks these (ponder/reports).
     measure: Any = None
     paper_numbers: Any = None
     figure: Any = None

@@ -20,6 +20,8 @@ from ponder.studies.spec import After, Cell
 
 State = Literal["done", "running", "failed", "left"]
 STATES: tuple[State, ...] = ("done", "running", "failed", "left")
+VERSION = 2
+"""Of a stored result. Since 2 a key counts only what differs from the defaults."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,15 @@ class Store:
 
     def _failure(self, key: str) -> Path:
         return self.runs / f"{key}.failed"
+
+    def older(self) -> list[Path]:
+        """Results of a ponder that gave them other names."""
+        found = []
+        for path in sorted(self.root.glob("*.json")):
+            with path.open("rb") as file:
+                if not file.read(16).startswith(b'{"version":'):
+                    found.append(path)
+        return found
 
     def stored(self, key: str) -> dict[str, Any] | None:
         """What is kept of a training, whatever was measured after it."""

@@ -58,18 +58,19 @@ class Asked:
                 raise UserError(f"--{name} {value} is too small: give at least 1, or leave it out")
 
 
-def choose(config: Config, updates: int | None, asked: Asked, before: Layout | None = None) -> Layout:
+def choose(config: Config, limit: int | None, asked: Asked, before: Layout | None = None) -> Layout:
     """As asked; else as the run was begun, which gives the same bits; else what suits this training and machine.
-    `updates`: how many this invocation does at most."""
+    `limit`: the updates this invocation does at most."""
     allowed = cores.usable()
-    processes = asked.processes or (before.processes if before is not None else fitting(config, updates, allowed))
+    processes = asked.processes or (before.processes if before is not None else fitting(config, limit, allowed))
     if before is not None and before.processes == processes:
         return Layout(processes, asked.threads or before.threads)
     return Layout(processes, asked.threads or max(1, allowed // processes))
 
 
-def fitting(config: Config, updates: int | None, allowed: int) -> int:
+def fitting(config: Config, limit: int | None, allowed: int) -> int:
     """The most processes on so many cores that all have enough to do."""
+    updates = min((n for n in (config.train.updates, limit) if n is not None), default=None)
     large = config.data.make().task_ids * config.model.width > TABLE
     if large or sys.platform == "win32" or (updates is not None and work(config, updates) < WORTH):
         return 1

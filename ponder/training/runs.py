@@ -1,68 +1,27 @@
 """Run folders: opening one, training in it, and what it says when the training is over."""
 
 import json
-import os
 import shutil
 import signal
-from argparse import Namespace
-from collections.abc import Sequence
 from pathlib import Path
-
-import torch
+from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
-from ponder.base import cores, files, runtime
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
-from ponder.training import launch
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
-from ponder.training.trackers import Tracked, check_trackers, open_trackers
+from ponder.training.trackers import Callback, Tracked, check_trackers, open_trackers
 from ponder.training.view import view_for
 
 CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
 
 
-def train_main(args: Namespace, overrides: list[str], words: Sequence[str]) -> None:
-    """`ponder train`."""
-    if args.resume is not None:
-        if args.fresh:
-            raise UserError("--resume goes on with a run and --fresh deletes it: leave out one of them")
-        if args.preset or overrides or args.model:
-            raise UserError(
-                "--resume takes its configuration from the run folder: leave out preset, --model and overrides"
-            )
-        folder, config = args.resume, read_config(args.resume)
-    elif args.preset is None:
-        raise UserError(f"which preset? one of {', '.join(configuration.preset_names())}")
-    else:
-        config = configuration.resolve(args.preset, args.model, configuration.parse_overrides(overrides))
-        folder = args.out or Path("runs") / "-".join(
-            [config.preset, *([args.model] if args.model else []), f"s{config.seed}"]
-        )
-    limits = Limits(args.max_seconds, args.max_updates)
-    on_cpu = (runtime.best_device() if args.device == "auto" else args.device) == "cpu"
-    asked = launch.Asked(args.processes, args.threads)
-    if on_cpu and "WORLD_SIZE" not in os.environ:
-        layout = launch.choose(config, _updates(config, limits), asked, None if args.fresh else launch.before(folder))
-        if not args.quiet:
-            print(f"on {layout} ({cores.usable()} cores; --processes and --threads choose otherwise)", flush=True)
-        if layout.processes > 1:
-            launch.launch(words, layout)
-            return
-        torch.set_num_threads(layout.threads)
-    here = runtime.start(args.device)
-    outcome = train_in(config, folder, args.data_dir, here, limits, args.quiet, args.fresh)
-    if here.main and not args.quiet:
-        print(closing_words(folder, outcome))
-    here.close()
-
-
-def _updates(config: Config, limits: Limits) -> int | None:
-    """How many updates this invocation does at most; None where only the data can say."""
-    known = [n for n in (config.train.updates, limits.updates) if n is not None]
-    return min(known, default=None)
+def default_folder(config: Config, model: str | None = None) -> Path:
+    """Where a run belongs that nobody gave a place: runs/PRESET[-MODEL]-sSEED."""
+    return Path("runs") / "-".join([config.preset, *([model] if model else []), f"s{config.seed}"])
 
 
 def train_in(
@@ -73,12 +32,13 @@ def train_in(
     limits: Limits,
     quiet: bool = False,
     fresh: bool = False,
+    callback: Callback | None = None,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
-    replaces what it holds). A start that is refused leaves no folder behind."""
+    replaces what it holds). `callback` gets every row of the log. A start that is refused leaves no folder behind."""
     made = here.main and (fresh or not (folder / CONFIG).is_file())
     try:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh)
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
     except UserError:
         if made and (folder / CONFIG).is_file() and not _began(folder):
             shutil.rmtree(folder, ignore_errors=True)
@@ -86,7 +46,14 @@ def train_in(
 
 
 def _train_in(
-    config: Config, folder: Path, data_dir: Path, here: runtime.Runtime, limits: Limits, quiet: bool, fresh: bool
+    config: Config,
+    folder: Path,
+    data_dir: Path,
+    here: runtime.Runtime,
+    limits: Limits,
+    quiet: bool,
+    fresh: bool,
+    callback: Callback | None,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
@@ -104,9 +71,11 @@ def _train_in(
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         _same_data(folder, dataset)
         files.write_json(folder / ENVIRONMENT, about)
-    view = Tracked(view_for(quiet or not here.main), open_trackers(config, folder) if here.main else [])
+    trackers = open_trackers(config, folder) if here.main else []
+    view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
     stop = Stop()
-    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in (signal.SIGINT, signal.SIGTERM)}
+    caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there
+    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
     try:
         outcome = train(config, folder, dataset, here, view, limits, stop)
     finally:
@@ -192,20 +161,3 @@ def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
     }
     files.write_json(folder / RESULT, result)
     draw_curves(rows, folder / "curves.png", f"{config.model.name} on {config.preset}, seed {config.seed}")
-
-
-def closing_words(folder: Path, outcome: Outcome) -> str:
-    if not outcome.finished:
-        return (
-            f"stopped after update {outcome.update} of {outcome.updates} ({outcome.reason}); saved. "
-            f"Go on with: ponder train --resume {folder}"
-        )
-    result = files.read_json(folder / RESULT)
-    lines = [f"finished: {outcome.updates} updates in {result['seconds']:.0f} s; result in {folder / RESULT}"]
-    for split, score in result["last"]["ema"].items():
-        chosen = result["chosen_on_val"]["ema"][split]
-        lines.append(
-            f"  {split}: exact {score['exact']:.1%}, valid {score['valid']:.1%} (last); exact {chosen['exact']:.1%} "
-            f"(chosen on val); n {result['n'][split]}"
-        )
-    return "\n".join(lines)

@@ -111,11 +111,14 @@ def numbers(row: dict[str, Any], prefix: str = "") -> dict[str, float]:
     return out
 
 
-class Tracked:
-    """A view that also tells the trackers."""
+Callback = Callable[[dict[str, Any]], None]
 
-    def __init__(self, view: Any, trackers: list[Tracker]) -> None:
-        self.view, self.trackers = view, trackers
+
+class Tracked:
+    """A view that also tells the trackers and a caller of `train`."""
+
+    def __init__(self, view: Any, trackers: list[Tracker], callback: Callback | None = None) -> None:
+        self.view, self.trackers, self.callback = view, trackers, callback
 
     def begin(self, config: Config, updates: int, done: int) -> None:
         self.view.begin(config, updates, done)
@@ -124,6 +127,8 @@ class Tracked:
         self.view.row(row)
         for tracker in self.trackers:
             tracker.log(numbers(row, f"{row['kind']}/"), row["update"])
+        if self.callback is not None:
+            self.callback(row)
 
     def say(self, text: str) -> None:
         self.view.say(text)

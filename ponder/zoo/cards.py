@@ -1,9 +1,9 @@
-"""`ponder zoo`: the trained models that come with the package, each with a card that says what it can and cannot do."""
+"""Trained models, ponder's and the user's own, each with a card that says what it can and cannot do."""
 
-import argparse
 import json
 import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,13 +16,12 @@ from safetensors.torch import save_file
 
 from ponder import data
 from ponder.base import files, runtime, stats
-from ponder.base.console import Bar
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.domains.contract import Progress, silent
 from ponder.evaluation import records as evaluate
-from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
 
@@ -31,40 +30,6 @@ EXAMPLES = 2000
 """Of each split, for the scores of a card."""
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
-
-
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder zoo",
-        description="List the trained models, show the card of one, or add one: `ponder zoo add RUN NAME`.",
-    )
-    parser.add_argument("words", nargs="*", metavar="NAME | add RUN NAME")
-    parser.add_argument("--limits", default="", help="with add: what a user should know about where it fails")
-    parser.add_argument("--data-dir", type=Path, default=Path("data"))
-    parser.add_argument("--json", action="store_true", help="the card or cards as JSON")
-    asked = parser.parse_intermixed_args(args)
-    console = Console(highlight=False)
-    match asked.words:
-        case []:
-            cards = list_cards()
-            if asked.json:
-                print(json.dumps(cards, indent=1))
-            else:
-                console.print(table(cards))
-                console.print("\n[dim]`ponder zoo NAME` shows a card, `ponder solve NAME PUZZLE` solves.[/]")
-        case ["add", run, name]:
-            with Bar() as bar:
-                path = add(Path(run), name, asked.limits, asked.data_dir, progress=bar)
-            print_card(console, read_card(path))
-        case ["add", *_]:
-            raise UserError("add takes a run folder and a name: ponder zoo add RUN NAME")
-        case [name]:
-            if name not in (names := [card["name"] for card in list_cards()]):
-                raise unknown("zoo model", name, names)
-            card = read_card(ZOO / name)
-            print(json.dumps(card, indent=1)) if asked.json else print_card(console, card)
-        case _:
-            raise UserError(f"{' '.join(asked.words)!r} is too much: give one name, or add RUN NAME")
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -82,8 +47,15 @@ def read_card(folder: Path) -> dict[str, Any]:
     return card
 
 
-def list_cards(zoo: Path = ZOO) -> list[dict[str, Any]]:
-    return [read_card(path.parent) for path in sorted(zoo.glob(f"[!.]*/{runs.CONFIG}"))]
+def list_cards() -> list[dict[str, Any]]:
+    """The cards of all models in the zoo. One that cannot be read is left out with a line that says why."""
+    cards = []
+    for name, folder in sorted(zoo_folders().items()):
+        try:
+            cards.append(read_card(folder))
+        except (UserError, OSError, ValueError) as error:
+            print(f"ponder: the zoo model {name} is left out: {error}", file=sys.stderr)
+    return cards
 
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
@@ -138,14 +110,14 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
 # Adding ---------------------------------------------------------------------------------------------------------------
 
 
-def add(
-    run: Path, name: str, limits: str = "", data_dir: Path = Path("data"), zoo: Path = ZOO, progress: Progress = silent
-) -> Path:
+def add(run: Path, name: str, limits: str, data_dir: Path, zoo: Path, progress: Progress = silent) -> Path:
     """Put the averaged weights of a run's best checkpoint into the zoo, with a card from a fresh evaluation."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise UserError(f"{name!r} is no name for the zoo: use small letters, digits and single hyphens: sudoku-9x9")
     if not (run / runs.CONFIG).is_file():
         raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
+    if zoo != ZOO and (ZOO / name).exists():
+        raise UserError(f"{name} is a model that comes with ponder: choose another name")
     opened = open_weights(run)
     if opened.config is None or opened.domain is None or opened.update is None:
         raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
@@ -164,7 +136,7 @@ def add(
             with files.folder_aside(zoo / name) as part:
                 shutil.copytree(aside, part, dirs_exist_ok=True)
         except OSError as error:
-            raise UserError(f"cannot write to {zoo} ({error.strerror}): is ponder installed read-only?") from None
+            raise UserError(f"cannot write to {zoo} ({error.strerror}): give XDG_DATA_HOME another folder") from None
     return zoo / name
 
 

@@ -13,8 +13,8 @@ import torch
 
 from ponder import checkpoint
 from ponder.base import files
+from tests.support import ROOT
 
-ROOT = Path(__file__).parent.parent
 UNIX_ONLY = ("fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty")
 
 

@@ -20,11 +20,24 @@ def ponder(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, s
 
 def test_help_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = ponder(capsys, "--help")
-    assert code == 0 and all(verb in out and (VERBS[verb].__doc__ or "") in out for verb in VERBS)
+    assert code == 0 and all(name in out and verb.about in out for name, verb in VERBS.items())
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_of_its_own(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([verb, "--help"])
+    assert ended.value.code == 0 and f"usage: ponder {verb} " in capsys.readouterr().out
 
 
 def test_help_answers_without_loading_torch() -> None:
-    code = "import sys; from ponder.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    verbs = ("quickstart", "zoo", "domains", "presets", "data", "train", "cost", "eval-llm", "import")
+    code = (
+        "import sys\nfrom ponder.cli import main\n"
+        f"for words in [['--help'], *([verb, '--help'] for verb in {verbs})]:\n"
+        "    try: main(words)\n    except SystemExit: pass\n"
+        "sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
@@ -52,7 +65,7 @@ def test_build_show_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["trian"], "did you mean 'train'"),
         (["train"], "which preset"),
@@ -69,11 +82,11 @@ def test_build_show_verify(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     ],
 )
 def test_mistakes_get_one_line_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str], words: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     code, _, err = ponder(capsys, *words)
-    assert code == 2 and said in err and err.count("\n") == 1
+    assert code == 2 and message in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 import ponder
 from ponder.config.resolve import Config
 from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
-from ponder.domains.registry import DOMAINS
+from ponder.domains.registry import BUILT_IN
 
 SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
 
@@ -70,9 +70,9 @@ def test_the_sections_are_all_there() -> None:
     assert nested == {*SECTIONS, "data"}
 
 
-@pytest.mark.parametrize("domain", DOMAINS)
+@pytest.mark.parametrize("domain", BUILT_IN)
 def test_every_parameter_of_a_domain_is_read_somewhere(domain: str) -> None:
-    cls = DOMAINS[domain].Params
+    cls = BUILT_IN[domain].Params
     unread = set(cls.model_fields) - everywhere("params", cls.__name__)
     assert not unread, f"{cls.__name__} has fields that nothing in ponder/ reads: {sorted(unread)}"
 

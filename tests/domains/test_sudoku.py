@@ -373,7 +373,7 @@ def test_bad_text_is_refused(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([[1, 2], [3, 4]], "is 2x2, expected 4x4"),
+        ([[1, 2], [3, 4]], "has 2 rows, expected 4 rows of 4"),
         ([[1, 2, 3, 4]] * 3 + [[1]], "different lengths"),
         ([[0] * 4] * 3 + [[0, 5, 0, 0]], "'5' in row 4, column 2"),
         ([[0] * 4] * 3 + [[0, True, 0, 0]], "'True' in row 4, column 2"),
@@ -551,7 +551,7 @@ def test_a_garbled_row_gives_line_and_place(folder: Folder, tmp_path: Path) -> N
     lines = path.read_text(encoding="utf-8").splitlines()
     source, question, answer, rating = lines[30].split(",")
     for fields, message in [
-        ((source, "q" + question[1:], answer, rating), "line 31: question has 'q' at character 1, allowed: '.0_1234'"),
+        ((source, "q" + question[1:], answer, rating), "line 31: question has 'q' at character 1, allowed: '.12340_'"),
         ((source, question, answer[:2] + "." + answer[3:], rating), "line 31: answer has '.' at character 3"),
         ((source, question, answer[::-1], rating), "line 31: the answer does not solve the question: row"),
     ]:

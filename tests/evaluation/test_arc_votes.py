@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
-from ponder.commands.import_ import write as write_imported
 from ponder.config.resolve import Config, resolve
 from ponder.config.schema import ModelConfig
 from ponder.data import Dataset, build
@@ -28,6 +27,7 @@ from ponder.evaluation.run import run
 from ponder.evaluation.schema import ArcScore, Votes
 from ponder.evaluation.subject import EvalRequest, choose_data
 from ponder.inference.weights import open_weights
+from ponder.model.published import write_folder as write_imported
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 from tests.evaluation.test_evaluate import made_model, made_run

@@ -22,8 +22,6 @@ from ponder.base import stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.cli import main as ponder_main
-from ponder.commands.diff import print_differences
-from ponder.commands.import_ import write as write_imported
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 from ponder.domains.contract import ArraySource, Bools, Domain, Tokens
@@ -45,6 +43,7 @@ from ponder.evaluation.schema import SplitScore, read_eval
 from ponder.evaluation.subject import EvalRequest, default_folder
 from ponder.inference.engine import Engine, Full, Seen
 from ponder.inference.weights import open_weights
+from ponder.model.published import write_folder as write_imported
 from ponder.model.reasoner import Reasoner
 from tests.conftest import tiny
 
@@ -567,7 +566,7 @@ def test_diff_shows_settings_and_scores(
     shown = capsys.readouterr().out
     assert re.search(r"train\.lr +0\.001 +0\.5", shown) and "best_full" in shown
     assert re.search(r"test +exact +11 ", shown)  # the examples both have
-    print_differences(diff.read(made["a"]), diff.read(evaluated["b"]), Console(width=150))
+    diff.print_differences(diff.read(made["a"]), diff.read(evaluated["b"]), Console(width=150))
     assert "the configurations are the same" in capsys.readouterr().out
 
 

@@ -18,7 +18,7 @@ from ponder import Answer, Solver, cli
 from ponder.base.errors import UserError
 from ponder.commands import solve
 from ponder.config.resolve import resolve
-from ponder.domains.grid import HIGHLIGHT
+from ponder.domains.drawing import HIGHLIGHT
 from ponder.inference.solver import Shelf, Unsolvable
 from ponder.model.reasoner import Reasoner
 from tests.support import ROOT

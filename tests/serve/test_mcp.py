@@ -168,7 +168,7 @@ def test_only_what_is_on_the_shelf_has_a_tool() -> None:
 
     tools, about = asyncio.run(run())
     assert tools == {"solve_sudoku", "list_solvers"}
-    assert about["unavailable"] == ["solve_maze", "simulate_life", "recover_operators"]
+    assert about["unavailable"] == ["recover_operators", "simulate_life", "solve_maze"]
     assert "misses" in about["solvers"][0]["limits"]
 
 

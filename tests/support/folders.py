@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from ponder import checkpoint
-from ponder.commands.import_ import weights_of
 from ponder.config.resolve import Config, resolve
+from ponder.model.published import weights_of
 from ponder.model.reasoner import Reasoner
 
 SMALL: dict[str, Any] = {"width": 16, "heads": 2, "expansion": 1.0, "layers": 1, "max_steps": 2}

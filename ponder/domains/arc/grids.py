@@ -9,7 +9,8 @@ from rich.text import Text
 
 from ponder.base.errors import UserError
 from ponder.domains.contract import PAD, Bools, Ints, Json, Tokens
-from ponder.domains.grid import INK, MUTED, PAPER, json_rows, svg_grid
+from ponder.domains.drawing import INK, MUTED, PAPER, svg_grid
+from ponder.domains.grid import json_rows
 
 END = 1
 """The token of the row below and the column beside a grid."""

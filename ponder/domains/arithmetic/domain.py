@@ -1,7 +1,8 @@
 """Arithmetic: find the operators of a reverse Polish expression whose operands and value are given."""
 
-from collections.abc import Mapping
-from typing import ClassVar
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.text import Text
@@ -21,8 +22,24 @@ from ponder.domains.arithmetic.generate import (
     matches,
     search,
 )
-from ponder.domains.contract import PAD, Arrays, Bools, Domain, Ints, Json, Params, Progress, Split, Tokens, silent
-from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
+from ponder.domains.contract import (
+    PAD,
+    Arrays,
+    Bools,
+    Domain,
+    Ints,
+    Json,
+    Misfit,
+    Params,
+    Progress,
+    Split,
+    Tokens,
+    Tool,
+    Wording,
+    silent,
+)
+from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
+from ponder.domains.spelling import line_in
 
 VOCAB = (" ", "?", "+", "-", "*", "/", "=", *"0123456789")
 SPELLINGS = str.maketrans("×xX·∗÷:−–", "*****//--")
@@ -232,6 +249,64 @@ class Arithmetic(Domain):
             return HIGHLIGHT if lit else PAPER, _symbol(filled[at]), ink
 
         return svg_grid(1, len(used), cell, label=self.format(inputs))
+
+    # For language models --------------------------------------------------------------------------------------------
+
+    def wording(self, inputs: Tokens) -> Wording:
+        return Wording(f"Puzzle: {self.format(inputs)}", "the expression with every ? replaced, without = and value")
+
+    def spellings(self, text: str) -> Iterator[str]:
+        yield from line_in(text)
+
+    @classmethod
+    def tool(cls) -> Tool:
+        return Tool(
+            "recover_operators",
+            "Find the operators (+ - * /) that give an expression its value; divisions leave no remainder.",
+            {
+                "expression": {
+                    "type": "string",
+                    "description": "Reverse Polish notation: numbers 1 to 9, and ? for each unknown operator, after "
+                    "the two things it joins. (3 ? 4) ? 5 is written '3 4 ? 5 ?'.",
+                },
+                "value": {"type": ["integer", "null"], "description": "What the expression should evaluate to."},
+            },
+            {
+                "expression": {
+                    "type": "string",
+                    "description": "The expression in reverse Polish notation with its operators.",
+                },
+                "operators": {
+                    "type": "array",
+                    "items": {"type": "string"},
+                    "description": "The operators alone, from left to right.",
+                },
+            },
+            optional=("value",),
+        )
+
+    def takes(self) -> str:
+        return f"expressions of {self.params.min_operands} to {self.params.max_operands} numbers, each 1 to 9"
+
+    def read_call(self, arguments: Mapping[str, Any]) -> Json:
+        expression, value = arguments["expression"], arguments["value"]
+        text = " ".join(map(str, expression)) if isinstance(expression, list) else str(expression)
+        text, equals, after = text.partition("=")
+        if equals and after.strip().isdecimal() and value in (None, int(after)):
+            value = int(after)
+        elif equals and after.strip():
+            raise UserError(f"the expression ends in '= {after.strip()[:20]}', but value is {value}; give value alone")
+        if value is None:
+            raise UserError("the value that the expression should have is missing: give value, as in value=17")
+        if re.match(r"[\s(]*\d[\s)]*\?[\s(]*\d", text):
+            raise UserError(
+                f"{text.strip()[:60]!r} has operators between numbers; write reverse Polish notation, where each ? "
+                "comes after the two things it joins: (3 ? 4) ? 5 is '3 4 ? 5 ?', and 3 ? (4 ? 5) is '3 4 5 ? ?'"
+            )
+        operands = sum(symbol.isdigit() for symbol in text)
+        if far := max(self.params.min_operands - operands, operands - self.params.max_operands, 0):
+            raise Misfit(f"{operands} numbers", far)
+        return {"expression": text, "value": value}
 
 
 def _symbol(token: int) -> str:

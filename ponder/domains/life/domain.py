@@ -2,21 +2,39 @@
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from rich.text import Text
 
 from ponder.base.errors import UserError
 from ponder.domains import contract as base
-from ponder.domains.contract import Arrays, Bools, Domain, Json, Progress, Split, Tokens, silent
-from ponder.domains.grid import HIGHLIGHT, INK, MUTED, PAPER, json_rows, svg_grid
+from ponder.domains.contract import (
+    Arrays,
+    Bools,
+    Domain,
+    Json,
+    Misfit,
+    Progress,
+    Split,
+    Tokens,
+    Tool,
+    Wording,
+    silent,
+)
+from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
+from ponder.domains.grid import json_rows, row_wording, rows_schema
 from ponder.domains.life import boards as life_boards
 from ponder.domains.life import generate as life_generate
 from ponder.domains.life.boards import ALIVE, DEAD, MAX_STEPS, Boards, Examples
 from ponder.domains.life.generate import LifeParams
+from ponder.domains.spelling import cells_of
 
 CELLS = {".": False, "0": False, "O": True, "o": True, "1": True}
+MENDED = dict.fromkeys((".", "_", "-", " ", "", "·", "□", "False", "false"), "0") | dict.fromkeys(
+    ("O", "o", "X", "x", "#", "*", "█", "■", "True", "true"), "1"
+)
+"""How else language models write a cell."""
 SYMBOLS = {DEAD: ".", ALIVE: "O"}
 CELL_SIZE = 20
 CAPTION = 28
@@ -174,6 +192,45 @@ class Life(Domain):
             drawn = drawing(board, number == last)
             parts.append(f'<g transform="translate({number * apart} {CAPTION})">{drawn}</g>')
         return "".join([*parts, "</svg>"])
+
+    def wording(self, inputs: Tokens) -> Wording:
+        board, _, steps = self.format(inputs).partition(":")
+        rows = board.split("/")
+        torus = self.params.boundary == "torus"
+        edges = "boundary=torus: opposite edges touch" if torus else "cells outside the board are dead"
+        answer = f"the board after step {int(steps)}, {len(rows)} rows of {len(rows[0])} cells with / between the rows"
+        return row_wording(f"{board}:{steps} ({edges})", rows, answer)
+
+    @classmethod
+    def tool(cls) -> Tool:
+        cells = {"type": "array", "items": {"type": ["integer", "null"]}}
+        about = "Rows of cells, 1 alive and 0 dead; or rows as strings of O and '.'."
+        return Tool(
+            "simulate_life",
+            "Run Conway's Game of Life (B3/S23) for a number of steps.",
+            {
+                "board": rows_schema(["integer"], about),
+                "steps": {"description": f"How many steps to run, 1 to {MAX_STEPS}.", "type": "integer"},
+            },
+            {"board": {"type": "array", "items": cells, "description": "The board after the steps: 1 alive, 0 dead."}},
+        )
+
+    def takes(self) -> str:
+        p = self.params
+        side = f"{p.min_side} to {p.max_side}" if p.min_side < p.max_side else str(p.max_side)
+        edges = "cells outside are dead" if p.boundary == "dead" else "opposite edges touch"
+        return f"boards of {side} rows and {side} columns ({edges}), trained on up to {p.max_steps} steps"
+
+    def read_call(self, arguments: Mapping[str, Any]) -> Json:
+        rows = cells_of(arguments["board"], "the board", MENDED)
+        for r, row in enumerate(rows, 1):
+            for c, cell in enumerate(row, 1):
+                if cell not in ("0", "1"):
+                    raise UserError(f"the board has {cell[:20]!r} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)")
+        least, most = self.params.min_side, self.params.max_side
+        if far := sum(max(least - side, side - most, 0) for side in (len(rows), len(rows[0]))):
+            raise Misfit(f"{len(rows)}x{len(rows[0])} cells (rows x columns)", far)
+        return {"board": [[int(cell) for cell in row] for row in rows], "steps": arguments["steps"]}
 
     def _puzzle(self, cells: Bools, steps: int) -> Tokens:
         params = self.params

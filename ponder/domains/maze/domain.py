@@ -1,9 +1,9 @@
 """Maze: mark a shortest path from start to goal. Published 30x30 CSVs, or generated mazes of any size."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -14,18 +14,19 @@ from ponder.base.errors import UserError
 from ponder.domains.contract import (
     Arrays,
     Bools,
-    Domain,
     Ints,
     Json,
     Params,
     Progress,
     Split,
     Tokens,
+    Tool,
     rng_for,
     run_chunks,
     silent,
 )
-from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, PAPER, json_rows, svg_grid
+from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
+from ponder.domains.grid import GridDomain, fit_size, rows_schema
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
 from ponder.domains.maze.generate import generate_chunk
 from ponder.domains.maze.paths import (
@@ -38,12 +39,11 @@ from ponder.domains.maze.paths import (
     marked,
     shortest_paths,
 )
+from ponder.domains.spelling import cells_of
 
 REPO = "sapientinc/maze-30x30-hard-1k"
 COLUMNS = ("source", "question", "answer", "rating")
 WALL, FREE, START, GOAL, PATH = range(1, 6)
-CODES = {"#": WALL, ".": FREE, "_": FREE, " ": FREE, "S": START, "G": GOAL}
-ANSWER_CODES = CODES | {"o": PATH}
 SPLITS, SAMPLE, CARVE = range(3)
 """What random numbers are for."""
 HOPELESS = 1000, 0.002
@@ -119,7 +119,7 @@ class MazeParams(Params):
         return self
 
 
-class Maze(Domain):
+class Maze(GridDomain):
     name = "maze"
     title = "Mark a shortest path from start to goal between walls"
     rules = (
@@ -135,14 +135,13 @@ class Maze(Domain):
         "val": Split("val", "mazes carved from training, for choosing checkpoints"),
         "test": Split("test", "held-out mazes"),
     }
-    vocab = (" ", "#", ".", "S", "G", "o")
+    marks = "o"
+    also: ClassVar[Mapping[str, str]] = {"_": ".", " ": "."}
+    legend: ClassVar[Mapping[str, str]] = {"#": "wall", ".": "free", "S": "start", "G": "goal", "o": "path"}
     params: MazeParams
 
     def __init__(self, params: MazeParams) -> None:
-        super().__init__(params)
-        self.height: int = self.params.height
-        self.width: int = self.params.width
-        self.seq_len = self.height * self.width
+        super().__init__(params, params.height, params.width, "#.SGo")
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
@@ -216,8 +215,8 @@ class Maze(Domain):
     def _read(self, path: Path, progress: Progress) -> Arrays:
         pieces: list[tuple[Tokens, Tokens]] = []
         for rows in read_csv_rows(path, COLUMNS, progress):
-            inputs = rows.tokens("question", self.seq_len, CODES)
-            labels = rows.tokens("answer", self.seq_len, ANSWER_CODES)
+            inputs = rows.tokens("question", self.seq_len, self.codes)
+            labels = rows.tokens("answer", self.seq_len, self.codes | self.answer_codes)
             for row in np.flatnonzero(~self.check(inputs, labels))[:1]:
                 rows.fail(row, f"the answer does not solve the question: {self.explain(inputs[row], labels[row])}")
             pieces.append((inputs, labels))
@@ -260,39 +259,9 @@ class Maze(Domain):
     # Text and JSON <-> tokens ---------------------------------------------------------------------------------------
 
     def parse(self, text: str) -> Tokens:
-        return self._with_ends(self._cells(self._rows(text), CODES))
+        return self._with_ends(super().parse(text))
 
-    def format(self, inputs: Tokens) -> str:
-        return "/".join(self._strings(inputs))
-
-    def from_json(self, puzzle: Json) -> Tokens:
-        if isinstance(puzzle, dict):
-            if set(puzzle) != {"grid"}:
-                raise UserError(f'a maze is {{"grid": ["#S..", ...]}}; got keys {sorted(map(str, puzzle))}')
-            puzzle = puzzle["grid"]
-        if isinstance(puzzle, str):
-            return self.parse(puzzle)
-        if isinstance(puzzle, list):
-            puzzle = [list(row) if isinstance(row, str) else row for row in puzzle]
-        rows = [[str(cell) for cell in row] for row in json_rows(puzzle, "the maze's grid")]
-        return self._with_ends(self._cells(rows, CODES))
-
-    def to_json(self, inputs: Tokens) -> Json:
-        return {"grid": self._strings(inputs)}
-
-    def parse_answer(self, inputs: Tokens, text: str) -> Tokens:
-        return self._cells(self._rows(text), ANSWER_CODES)
-
-    def format_answer(self, inputs: Tokens, answer: Tokens) -> str:
-        return self.format(answer)
-
-    def answer_to_json(self, inputs: Tokens, answer: Tokens) -> Json:
-        return self.to_json(answer)
-
-    def _strings(self, tokens: Tokens) -> list[str]:
-        return ["".join(map(_symbol, row)) for row in tokens.reshape(self.height, self.width).tolist()]
-
-    def _rows(self, text: str) -> list[str]:
+    def cut(self, text: str) -> list[str]:
         """Rows of text. A space may be a free cell or stand between rows: the reading that fits the size counts."""
         lines = text.replace("/", "\n").strip("\r\n").splitlines()
         flat = "".join(lines)
@@ -302,22 +271,8 @@ class Maze(Domain):
                 return rows
         return cut if len(flat) == self.seq_len else [line.strip() for line in lines if line.strip()]
 
-    def _cells(self, rows: list[str] | list[list[str]], codes: dict[str, int]) -> Tokens:
-        if len(rows) != self.height:
-            raise UserError(
-                f"the maze has {len(rows)} rows, expected {self.height} rows of {self.width} cells; "
-                "separate rows by / or line breaks"
-            )
-        for r, row in enumerate(rows):
-            if len(row) != self.width:
-                raise UserError(f"row {r + 1} of the maze has {len(row)} cells, expected {self.width}")
-            for c, cell in enumerate(row):
-                if cell not in codes:
-                    raise UserError(
-                        f"the maze has {cell[:20]!r} in row {r + 1}, column {c + 1}; allowed: # (wall), . (free), "
-                        f"S (start), G (goal){', o (path)' if 'o' in codes else ''}"
-                    )
-        return np.array([codes[cell] for row in rows for cell in row], dtype=np.uint8)
+    def from_json(self, puzzle: Json) -> Tokens:
+        return self._with_ends(super().from_json(puzzle))
 
     def _with_ends(self, inputs: Tokens) -> Tokens:
         if fault := self._ends_fault(inputs):
@@ -326,16 +281,13 @@ class Maze(Domain):
 
     def _ends_fault(self, inputs: Tokens) -> str:
         for token, end in ((START, "start"), (GOAL, "goal")):
-            places = [self._place(cell) for cell in np.flatnonzero(inputs == token).tolist()]
+            places = [self.place(cell) for cell in np.flatnonzero(inputs == token).tolist()]
             if not places:
-                return f"the maze has no {end}; write {_symbol(token)} in one cell"
+                return f"the maze has no {end}; write {self.symbol(token)} in one cell"
             if len(places) > 1:
                 both = f"the first two in {places[0]} and {places[1]}"
-                return f"the maze has {len(places)} {end}s ({_symbol(token)}), {both}; keep one"
+                return f"the maze has {len(places)} {end}s ({self.symbol(token)}), {both}; keep one"
         return ""
-
-    def _place(self, cell: int) -> str:
-        return f"row {cell // self.width + 1}, column {cell % self.width + 1}"
 
     # Judging --------------------------------------------------------------------------------------------------------
 
@@ -357,20 +309,20 @@ class Maze(Domain):
         names = {WALL: "wall", FREE: "free cell", START: "start", GOAL: "goal", PATH: "path"}
         for cell in np.flatnonzero((inputs != answer) & ~((inputs == FREE) & (answer == PATH)))[:1]:
             before, after = (names.get(int(tokens[cell]), "no symbol") for tokens in (inputs, answer))
-            return f"{self._place(cell)}: {before} became {after}"
+            return f"{self.place(cell)}: {before} became {after}"
         if conflict := self.conflicts(inputs):
             return conflict
         walk = self._walked(answer[None])
         shortest, walked = int(lengths(self._mazes(inputs[None]))[0]), int(lengths(walk)[0])
         if walked < 0:
             end = inside(flood(walk, walk.start).steps, walk.stride).argmax()
-            return f"the path is broken: from S it ends at {self._place(int(end))}"
+            return f"the path is broken: from S it ends at {self.place(int(end))}"
         if walked > shortest:
             return f"not shortest: {walked} steps where {shortest} suffice"
         used = self._mark(inputs, shortest_paths(walk, flood(walk, walk.goal).steps))
         astray = np.flatnonzero(answer != used)
         if len(astray):
-            return f"marked cells off the path: {len(astray)}, the first in {self._place(int(astray[0]))}"
+            return f"marked cells off the path: {len(astray)}, the first in {self.place(int(astray[0]))}"
         return ""
 
     def conflicts(self, inputs: Tokens) -> str:
@@ -413,12 +365,37 @@ class Maze(Domain):
             fill = INK if token == WALL else PAPER
             if changed is not None and changed[i]:
                 fill = HIGHLIGHT
-            symbol = {WALL: "", FREE: "", PATH: "●"}.get(token, _symbol(token))
+            symbol = {WALL: "", FREE: "", PATH: "●"}.get(token, self.symbol(token))
             return fill, symbol, ACCENT if token == PATH else INK
 
         size = max(10, min(32, 480 // max(self.height, self.width)))
         return svg_grid(self.height, self.width, cell, size=size, label=f"maze, {self.height} by {self.width} cells")
 
+    # For language models --------------------------------------------------------------------------------------------
 
-def _symbol(token: int) -> str:
-    return Maze.vocab[token] if WALL <= token <= PATH else "?"
+    def spellings(self, text: str) -> Iterator[str]:
+        yield from super().spellings(text)
+        yield text.strip("\r\n")  # a space may be a free cell
+
+    @classmethod
+    def tool(cls) -> Tool:
+        path = "The maze, row by row, with o on every free cell of the path."
+        return Tool(
+            "solve_maze",
+            "Find a shortest path through a maze from S to G, stepping up, down, left or right between walls.",
+            {
+                "grid": rows_schema(
+                    ["string"],
+                    "Rows as strings, top to bottom: # wall, . free cell, exactly one S (start) and one G (goal).",
+                )
+            },
+            {"grid": {"type": "array", "items": {"type": "string"}, "description": path}},
+        )
+
+    def mended(self) -> Mapping[str, str]:
+        return dict.fromkeys("1█■Xx", "#") | dict.fromkeys("gEe", "G") | {"0": ".", "": ".", "s": "S"}
+
+    def read_call(self, arguments: Mapping[str, Any]) -> Json:
+        rows = cells_of(arguments["grid"], "the maze's grid", self.mended(), spaces=True)
+        fit_size(rows, self.height, self.width)
+        return {"grid": rows}

@@ -7,23 +7,23 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, model_validator
-from rich.text import Text
 
 from ponder.base.errors import UserError
 from ponder.domains.contract import (
     Arrays,
     Bools,
-    Domain,
     Json,
     Params,
     Progress,
     Split,
     Tokens,
+    Tool,
+    Wording,
     rng_for,
     run_chunks,
     silent,
 )
-from ponder.domains.grid import ACCENT, HIGHLIGHT, INK, PAPER, WRONG, json_rows, rows_of, svg_grid
+from ponder.domains.grid import GridDomain, row_wording, rows_schema
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
 from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, shape_of, solve, unit_name
 
@@ -64,7 +64,7 @@ class SudokuParams(Params):
         return self
 
 
-class Sudoku(Domain):
+class Sudoku(GridDomain):
     name = "sudoku"
     title = "Fill the grid so that every row, column and box holds each digit once"
     rules = (
@@ -83,14 +83,13 @@ class Sudoku(Domain):
     }
     params: SudokuParams
 
+    also: ClassVar[Mapping[str, str]] = {"0": ".", **GridDomain.also}
+
     def __init__(self, params: SudokuParams) -> None:
-        super().__init__(params)
-        self.size: int = self.params.size
-        digits = [str(digit) for digit in range(1, self.size + 1)]
-        self.vocab = (" ", ".", *digits)
-        self.codes = dict.fromkeys(".0_", EMPTY) | {digit: FIRST + i for i, digit in enumerate(digits)}
-        self.seq_len = self.size**2
-        self.shape = shape_of(self.size)
+        self.size: int = params.size
+        super().__init__(params, self.size, self.size, "." + "123456789"[: self.size])
+        self.boxes = BOXES[self.size]
+        self.units = shape_of(self.size).units
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
@@ -171,10 +170,11 @@ class Sudoku(Domain):
         }
 
     def _read(self, path: Path, progress: Progress) -> Arrays:
-        digits = {symbol: token for symbol, token in self.codes.items() if token >= FIRST}
+        clues = {symbol: token for symbol, token in self.codes.items() if len(symbol) == 1}
+        digits = {symbol: token for symbol, token in clues.items() if token >= FIRST}
         pieces: dict[str, list[Any]] = {"inputs": [], "labels": [], "rating": []}
         for rows in read_csv_rows(path, COLUMNS, progress):
-            inputs = rows.tokens("question", self.seq_len, self.codes)
+            inputs = rows.tokens("question", self.seq_len, clues)
             labels = rows.tokens("answer", self.seq_len, digits)
             rating = rows.numbers("rating")
             wrong = np.flatnonzero(~self.check(inputs, labels))
@@ -191,45 +191,16 @@ class Sudoku(Domain):
 
     # Text and JSON <-> tokens ---------------------------------------------------------------------------------------
 
-    def parse(self, text: str) -> Tokens:
-        rows = rows_of(text, self.size, self.size, "".join(self.codes), f"the {self.size}x{self.size} sudoku")
-        return np.array([self.codes[cell] for cell in "".join(rows)], dtype=np.uint8)
+    @property
+    def _what(self) -> str:
+        return f"the {self.size}x{self.size} sudoku"
 
     def format(self, inputs: Tokens) -> str:
-        return "".join(self._symbol(token) for token in inputs)
-
-    def from_json(self, puzzle: Json) -> Tokens:
-        if isinstance(puzzle, dict):
-            if set(puzzle) != {"grid"}:
-                raise UserError(f'a sudoku is {{"grid": [[row], ...]}}, 0 for an empty cell; got keys {sorted(puzzle)}')
-            puzzle = puzzle["grid"]
-        if isinstance(puzzle, str):
-            return self.parse(puzzle)
-        rows = json_rows(puzzle, "the sudoku's grid")
-        if len(rows) != self.size or len(rows[0]) != self.size:
-            raise UserError(f"the sudoku's grid is {len(rows)}x{len(rows[0])}, expected {self.size}x{self.size}")
-        cells = ["." if cell is None else str(cell) for row in rows for cell in row]
-        for i, cell in enumerate(cells):
-            if cell not in self.codes:
-                place = f"row {i // self.size + 1}, column {i % self.size + 1}"
-                raise UserError(f"the sudoku's grid has {cell[:20]!r} in {place}; allowed: 0 (empty) to {self.size}")
-        return np.array([self.codes[cell] for cell in cells], dtype=np.uint8)
+        return "".join(self.rows(inputs))
 
     def to_json(self, inputs: Tokens) -> Json:
         digits = np.where((inputs >= FIRST) & (inputs < FIRST + self.size), inputs.astype(int) - EMPTY, 0)
         return {"grid": digits.reshape(self.size, self.size).tolist()}
-
-    def parse_answer(self, inputs: Tokens, text: str) -> Tokens:
-        return self.parse(text)
-
-    def format_answer(self, inputs: Tokens, answer: Tokens) -> str:
-        return self.format(answer)
-
-    def answer_to_json(self, inputs: Tokens, answer: Tokens) -> Json:
-        return self.to_json(answer)
-
-    def _symbol(self, token: int) -> str:
-        return self.vocab[token] if EMPTY <= token < len(self.vocab) else "?"
 
     # Judging --------------------------------------------------------------------------------------------------------
 
@@ -239,22 +210,13 @@ class Sudoku(Domain):
         bits = np.zeros(256, dtype=np.uint16)
         bits[FIRST : FIRST + self.size] = 1 << np.arange(self.size)
         held = bits[answers]
-        for unit in self.shape.units:
+        for unit in self.units:
             good &= np.bitwise_or.reduce(held[:, unit], axis=1) == (1 << self.size) - 1
         return good
 
-    def explain(self, inputs: Tokens, answer: Tokens) -> str:
-        for cell, (clue, token) in enumerate(zip(inputs.tolist(), answer.tolist(), strict=True)):
-            place = f"row {cell // self.size + 1}, column {cell % self.size + 1}"
-            if clue >= FIRST and token != clue:
-                return f"{place}: the given {self._symbol(clue)} became {self._symbol(token)}"
-            if not FIRST <= token < FIRST + self.size:
-                return f"{place} is empty" if token == EMPTY else f"{place} holds no digit"
-        return self.conflicts(answer)
-
     def conflicts(self, inputs: Tokens) -> str:
         """Which unit repeats a digit, so that a puzzle cannot have an answer; empty where none does."""
-        for i, unit in enumerate(self.shape.units):
+        for i, unit in enumerate(self.units):
             counts = np.bincount(inputs[unit], minlength=256)[FIRST:]
             if counts.max() > 1:
                 digit = int(np.argmax(counts > 1))
@@ -265,33 +227,30 @@ class Sudoku(Domain):
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         return solve(self.size, inputs, limit)
 
-    # Looking at it --------------------------------------------------------------------------------------------------
+    # For language models --------------------------------------------------------------------------------------------
 
-    def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
-        rows, columns = BOXES[self.size]
-        text = Text()
-        rule = "┼".join("─" * (2 * columns + 1) for _ in range(self.size // columns))
-        for cell, (clue, token) in enumerate(zip(inputs, inputs if answer is None else answer, strict=True)):
-            r, c = divmod(cell, self.size)
-            if c == 0 and r:
-                text.append("\n" + (rule + "\n" if r % rows == 0 else ""))
-            if c % columns == 0:
-                text.append(" " if c == 0 else " │ ", style="dim")
-            else:
-                text.append(" ")
-            given = "bold" if clue == token else "bold red"
-            style = given if clue >= FIRST else "green" if token >= FIRST else "dim"
-            text.append(self._symbol(token), style=style)
-        return text
+    def wording(self, inputs: Tokens) -> Wording:
+        size = self.size
+        answer = f"the filled grid, {size} rows of {size} digits with / between the rows"
+        return row_wording(self.format(inputs), self.rows(inputs), answer)
 
-    def svg(self, inputs: Tokens, answer: Tokens | None = None, changed: Bools | None = None) -> str:
-        shown = inputs if answer is None else answer
+    @classmethod
+    def tool(cls) -> Tool:
+        digits = {"type": "array", "items": {"type": "integer"}}
+        return Tool(
+            "solve_sudoku",
+            "Solve a Sudoku: fill the empty cells so that every row, column and box holds each digit once.",
+            {
+                "grid": rows_schema(
+                    ["integer", "null"],
+                    "Rows of cells: digits, with 0 or null for an empty cell; or rows as strings, with '.' for an "
+                    "empty cell.",
+                )
+            },
+            {"grid": {"type": "array", "items": digits, "description": "The filled grid, row by row."}},
+        )
 
-        def cell(r: int, c: int) -> tuple[str, str, str]:
-            i = r * self.size + c
-            fill = HIGHLIGHT if changed is not None and changed[i] else PAPER
-            symbol = "" if shown[i] == EMPTY else self._symbol(shown[i])
-            given = INK if inputs[i] == shown[i] else WRONG
-            return fill, symbol, given if inputs[i] >= FIRST else ACCENT
-
-        return svg_grid(self.size, self.size, cell, thick=BOXES[self.size], label=f"sudoku {self.format(shown)}")
+    def takes(self) -> str:
+        high, wide = BOXES[self.size]
+        boxes = f"{high}x{wide}" if high == wide else f"{high} rows by {wide} columns"
+        return f"{self.size}x{self.size} grids (digits 1 to {self.size}, boxes of {boxes})"

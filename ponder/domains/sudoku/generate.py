@@ -5,7 +5,6 @@ from functools import lru_cache
 from itertools import permutations
 
 import numpy as np
-from pysat.solvers import Solver
 
 from ponder.domains.contract import Arrays, Ints, Tokens, rng_for
 
@@ -193,6 +192,8 @@ def rules(size: int) -> list[list[int]]:
 
 def solve(size: int, inputs: Tokens, limit: int) -> list[Tokens]:
     """Up to `limit` solutions, by a SAT solver."""
+    from pysat.solvers import Solver  # not for everybody who asks which domains there are
+
     found: list[Tokens] = []
     clues = [variable(size, cell, int(t)) for cell, t in enumerate(inputs) if t >= FIRST]
     with Solver(name="cadical153", bootstrap_with=rules(size)) as solver:
@@ -207,6 +208,8 @@ class Reducer:
     """Takes clues away from solved boards for as long as the solution stays the only one."""
 
     def __init__(self, size: int) -> None:
+        from pysat.solvers import Solver
+
         self.size = size
         self.solver = Solver(name="cadical153", bootstrap_with=rules(size))
         self.selector = size**3
