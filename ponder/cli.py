@@ -25,6 +25,7 @@ VERBS = {
     "solve": Verb("commands.solve", "solve puzzles with a trained model: text, JSON, pictures"),
     "zoo": Verb("commands.zoo", "list the trained models; with a name, show its card"),
     "domains": Verb("commands.domains", "list the domains, their splits and their presets"),
+    "domain": Verb("commands.domain", "start a domain of your own, and check it"),
     "presets": Verb("commands.presets", "list the presets and the models; with a name, show what it resolves to"),
     "data": Verb("commands.data", "build, show and verify datasets"),
     "train": Verb("commands.train", "train a preset; resumes where the run folder left off"),

@@ -32,6 +32,8 @@ class GridDomain(Domain):
     """Other ways to write a symbol of the puzzle; None is JSON's null."""
     legend: ClassVar[Mapping[str, str]] = {}
     """Symbol -> what it stands for, where that needs saying."""
+    between: ClassVar[str] = "/"
+    """What stands between the rows of a puzzle's text."""
     boxes: tuple[int, int] | None = None
     """Rows and columns of the boxes that bold lines set apart in a drawing."""
 
@@ -112,7 +114,7 @@ class GridDomain(Domain):
         return f"row {cell // self.width + 1}, column {cell % self.width + 1}"
 
     def format(self, inputs: Tokens) -> str:
-        return "/".join(self.rows(inputs))
+        return self.between.join(self.rows(inputs))
 
     def from_json(self, puzzle: Json) -> Tokens:
         if isinstance(puzzle, dict):
@@ -192,7 +194,14 @@ class GridDomain(Domain):
 
     def board(self) -> Json:
         symbols = "".join(symbol for symbol in self.vocab[1:] if symbol not in self.marks)
-        return {"rows": self.height, "columns": self.width, "symbols": symbols, "boxes": self.boxes}
+        return {
+            "rows": self.height,
+            "columns": self.width,
+            "symbols": symbols,
+            "also": {other: symbol for other, symbol in self.also.items() if len(other) == 1},
+            "between": self.between,
+            "boxes": self.boxes,
+        }
 
     # For language models --------------------------------------------------------------------------------------------
 

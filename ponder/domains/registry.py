@@ -99,15 +99,17 @@ def _files() -> list[Path]:
 @cache
 def _in_file(path: Path) -> dict[str, type[Domain]]:
     """The domains of a file, which becomes a module of its own name, so that worker processes can import it too."""
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    package = path.stem == "__init__"
+    name, folder = (path.parent.name, path.parent.parent) if package else (path.stem, path.parent)
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
     try:
-        module = import_module(path.stem)
+        module = import_module(name)
     except Exception as error:
         raise UserError(f"the domains in {path} cannot be loaded: {_reason(error)}") from error
     if Path(module.__file__ or "").resolve() != path.resolve():
         raise UserError(f"{path} has the name of another module, {module.__file__}: give the file another name")
-    classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == path.stem]
+    classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
     found = {d.name: _usable(d, str(path)) for d in classes if issubclass(d, Domain) and "name" in vars(d)}
     if not found:
         raise UserError(f"{path} holds no domain: write a class with a name that extends ponder.domains.GridDomain")

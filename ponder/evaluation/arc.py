@@ -23,7 +23,7 @@ from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.arc.votes import Predictions, VoteScore, score_votes
 from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Source, Tokens, silent
 from ponder.evaluation.records import Floats, Records, Settings, evaluating, join, run_batch, run_split, shares
-from ponder.evaluation.schema import ArcScore, PassAt, PassesAtStep, PassesByVotes, Share, Votes
+from ponder.evaluation.schema import ArcScore, PassAt, PassesAtStep, PassesByVotes, Share, VoteCounts
 from ponder.inference.engine import Seen
 from ponder.model import halting
 from ponder.model.reasoner import Reasoner
@@ -61,7 +61,7 @@ def count_votes(
 ) -> VoteScore:
     """From canvases to pass@k. Votes are weighed by the halting probability; without a halting head, by the mean token
     log-probability as it is."""
-    weight = halting.probability(confidence, head) if head else confidence.astype(np.float64)
+    weight = halting.probability(confidence) if head else confidence.astype(np.float64)
     return score_votes(Predictions(names, inputs, answers, weight), tasks, ks)
 
 
@@ -145,7 +145,7 @@ def score_arc(voted: Voted, domain: Domain, head: bool) -> ArcOutcome:
         protocol=protocol(domain, len(tasks), votes, head, budget),
         tasks=len(tasks),
         test_inputs=len(votes),
-        votes=Votes(fewest=int(votes.min()), most=int(votes.max()), all=int(votes.sum())),
+        votes=VoteCounts(fewest=int(votes.min()), most=int(votes.max()), all=int(votes.sum())),
         at_step=[PassesAtStep(step=step, **passes(s, len(tasks))) for step, s in scores.items()],
         curve=[PassesByVotes(votes=count, **passes(s, len(tasks))) for count, s in by_votes.items()],
         blank_id=PassesAtStep(step=budget, **passes(counted(voted.blank, budget), len(tasks))),
@@ -187,7 +187,7 @@ def protocol(domain: Domain, tasks: int, votes: Ints, head: bool, budget: int) -
 
 
 @dataclass(frozen=True)
-class Measured:
+class SplitRun:
     """One split under one model."""
 
     records: Records
@@ -199,13 +199,13 @@ class Measured:
 
 def measure(
     model: Reasoner, domain: Domain, source: Source, how: Settings, here: Runtime, progress: Progress = silent
-) -> Measured:
+) -> SplitRun:
     """A split as it is meant to be measured: by votes where it holds augmented ARC tests."""
     if not isinstance(source, ArcEvaluation):
-        return Measured(run_split(model, domain, source, how, here, progress), len(source), None)
+        return SplitRun(run_split(model, domain, source, how, here, progress), len(source), None)
     voted = run_votes(model, domain, source, how, here, progress)
     outcome = score_arc(voted, domain, model.config.halting != "none") if here.main else None
-    return Measured(voted.plain.records, len(source), outcome)
+    return SplitRun(voted.plain.records, len(source), outcome)
 
 
 # Published checkpoints ------------------------------------------------------------------------------------------------

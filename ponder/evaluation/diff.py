@@ -17,7 +17,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import differences
 from ponder.evaluation.records import Records, answered, load_records, mean_share
 from ponder.evaluation.run import RESULT
-from ponder.evaluation.schema import EvalResult, Share, SplitScore, read_eval
+from ponder.evaluation.schema import EvalResult, Share, SplitResult, read_eval
 
 SHOWN = (("exact", "final"), ("valid", "final"), ("token", "final"), ("exact", "best_full"))
 
@@ -28,7 +28,7 @@ class Evaluated:
     result: EvalResult
 
     @property
-    def scores(self) -> Mapping[str, SplitScore]:
+    def scores(self) -> Mapping[str, SplitResult]:
         return self.result.main
 
     def records(self, split: str) -> Records:

@@ -23,7 +23,7 @@ from ponder.evaluation.schema import (
     Halting,
     Measures,
     Share,
-    Summary,
+    SplitSummary,
     Within,
 )
 from ponder.inference.engine import Engine, Full, Seen
@@ -222,10 +222,10 @@ def answered(records: Records, measure: str, way: str) -> npt.NDArray[Any]:
     return column[np.arange(records.n), picked_steps(records)[way]]
 
 
-def summarise(records: Records, budget: int, head: bool) -> Summary:
+def summarise(records: Records, budget: int, head: bool) -> SplitSummary:
     """Everything `eval.json` says about a split: each step, and each way to answer within the training budget and
     within all the steps that were run. `head`: whether the model has a halting head."""
-    return Summary(
+    return SplitSummary(
         n=records.n,
         steps=Measures[Curve](**{m: Curve.of(curve, records.n) for m, curve in _curves(records).items()}),
         to_budget=_within(records.first(budget), head) if budget <= records.steps else None,
@@ -267,7 +267,7 @@ def _halting(records: Records) -> Halting:
 
 def calibration(logits: Floats, right: Bools) -> Calibration:
     """Does the halting probability say how likely the answer is right?"""
-    p = halting.probability(logits, head=True)
+    p = halting.probability(logits)
     at = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(at, minlength=BINS)
     confidence, accuracy = (np.bincount(at, v, minlength=BINS) / np.maximum(count, 1) for v in (p, right))
@@ -293,11 +293,11 @@ def auroc(score: Floats, right: Bools) -> float | None:
     return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def mean_of(parts: Sequence[Summary]) -> Summary:
+def mean_of(parts: Sequence[SplitSummary]) -> SplitSummary:
     """The unweighted mean over splits, the splits taken as independent."""
     steps = {m: mean_share([getattr(p.steps, m) for p in parts]) for m in MEASURES}
     budgets = [p.to_budget for p in parts if p.to_budget is not None]
-    return Summary(
+    return SplitSummary(
         n=sum(p.n for p in parts),
         steps=Measures[Curve](**steps),
         to_budget=_mean_within(budgets, steps) if budgets else None,

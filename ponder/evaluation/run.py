@@ -17,9 +17,9 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Domain, Progress, silent
-from ponder.evaluation.arc import Measured, measure
+from ponder.evaluation.arc import SplitRun, measure
 from ponder.evaluation.records import Settings, mean_of, save_records, summarise
-from ponder.evaluation.schema import VERSION, CostBySteps, DataUsed, EvalResult, Origin, RecordsFile, SplitScore
+from ponder.evaluation.schema import VERSION, CostBySteps, DataUsed, EvalResult, Origin, RecordsFile, SplitResult
 from ponder.evaluation.show import draw
 from ponder.evaluation.subject import (
     EvalRequest,
@@ -57,7 +57,7 @@ def _run(request: EvalRequest, here: Runtime, progress: Progress) -> Path:
     out = request.out or default_folder(opened)
     with writing(out, here.main) as aside:
         sha256: dict[str, str] = {}
-        scores: dict[str, dict[str, SplitScore]] = {}
+        scores: dict[str, dict[str, SplitResult]] = {}
         for weights, each in weight_sets(request, opened, here.device):
             sha256[weights], scores[weights] = each.sha256, {}
             arrange_table(each, dataset, splits)
@@ -102,8 +102,8 @@ def _named(progress: Progress, name: str) -> Progress:
 
 
 def _written(
-    measured: Measured, domain: Domain, model: ModelConfig, split: str, weights: str, aside: Path
-) -> SplitScore:
+    measured: SplitRun, domain: Domain, model: ModelConfig, split: str, weights: str, aside: Path
+) -> SplitResult:
     """The score of one split with one set of weights; its records, and for ARC its submission, in the folder."""
     file, arc = aside / RECORDS / f"{weights}-{split}.npz", None
     save_records(measured.records, file)
@@ -111,7 +111,7 @@ def _written(
         name = "submission.json" if split == "test" and weights != "online" else f"submission-{weights}-{split}.json"
         arc = measured.arc.score.model_copy(update={"submission": name})
         files.write(aside / name, json.dumps(measured.arc.submission))
-    return SplitScore(
+    return SplitResult(
         **dict(summarise(measured.records, model.max_steps, model.halting != "none")),
         role=domain.splits[split].role,
         of=measured.of,
@@ -120,7 +120,7 @@ def _written(
     )
 
 
-def ood_means(scores: Mapping[str, SplitScore], domain: Domain) -> dict[str, SplitScore]:
+def ood_means(scores: Mapping[str, SplitResult], domain: Domain) -> dict[str, SplitResult]:
     """The unweighted mean over all out-of-distribution splits, where all were evaluated; in joint, of each domain."""
     groups: dict[str, list[str]] = {}
     for split, info in domain.splits.items():
@@ -128,7 +128,7 @@ def ood_means(scores: Mapping[str, SplitScore], domain: Domain) -> dict[str, Spl
             part = split.rpartition(".")[0]
             groups.setdefault(f"{part}.{OOD}" if part else OOD, []).append(split)
     return {
-        name: SplitScore(**dict(mean_of([scores[split] for split in splits])), role="ood", splits=tuple(splits))
+        name: SplitResult(**dict(mean_of([scores[split] for split in splits])), role="ood", splits=tuple(splits))
         for name, splits in groups.items()
         if all(split in scores for split in splits)
     }

@@ -122,7 +122,7 @@ class Within(Stored):
     """None without a halting head, and for means over splits."""
 
 
-class Summary(Stored):
+class SplitSummary(Stored):
     """All that follows from the records of a split."""
 
     n: int
@@ -158,7 +158,7 @@ class PassesByVotes(Passes):
     votes: int
 
 
-class Votes(Stored):
+class VoteCounts(Stored):
     """Of a test input."""
 
     fewest: int
@@ -170,7 +170,7 @@ class ArcScore(Stored):
     protocol: str
     tasks: int
     test_inputs: int
-    votes: Votes
+    votes: VoteCounts
     at_step: list[PassesAtStep]
     curve: list[PassesByVotes]
     blank_id: PassesAtStep
@@ -186,7 +186,7 @@ class RecordsFile(Stored):
     sha256: str
 
 
-class SplitScore(Summary):
+class SplitResult(SplitSummary):
     role: str
     of: int | None = None
     """Examples that the split holds; None for a mean over splits."""
@@ -241,13 +241,13 @@ class EvalResult(Stored):
     device: str
     ranks: int
     cost: CostBySteps
-    scores: dict[str, dict[str, SplitScore]]
+    scores: dict[str, dict[str, SplitResult]]
     """Which weights -> split -> its score."""
     environment: dict[str, Any]
     command: str
 
     @property
-    def main(self) -> dict[str, SplitScore]:
+    def main(self) -> dict[str, SplitResult]:
         """The scores of the averaged weights, where there are any."""
         return next(iter(self.scores.values()))
 

@@ -19,7 +19,7 @@ from ponder.evaluation.schema import (
     SearchPoint,
     SearchResult,
     Share,
-    SplitScore,
+    SplitResult,
 )
 
 
@@ -77,7 +77,7 @@ def print_result(result: EvalResult, console: Console) -> None:
                 console.print(_arc_table(score.arc))
 
 
-def _rows(scores: Mapping[str, Mapping[str, SplitScore]]) -> list[tuple[str, SplitScore]]:
+def _rows(scores: Mapping[str, Mapping[str, SplitResult]]) -> list[tuple[str, SplitResult]]:
     """(label, score), the weights named where there are two."""
     return [
         (split if len(scores) == 1 else f"{split} {weights}", score)
@@ -86,7 +86,7 @@ def _rows(scores: Mapping[str, Mapping[str, SplitScore]]) -> list[tuple[str, Spl
     ]
 
 
-def _table(scores: Mapping[str, Mapping[str, SplitScore]], number: int) -> Table:
+def _table(scores: Mapping[str, Mapping[str, SplitResult]], number: int) -> Table:
     """Percentages. best step: chosen on the split itself; any step: chosen by an oracle for each example."""
     table = columns("split", "n", "exact", "valid", "token", "best_full", "best step", "any step")
     for label, score in _rows(scores):
@@ -103,7 +103,7 @@ def _table(scores: Mapping[str, Mapping[str, SplitScore]], number: int) -> Table
     return table
 
 
-def _halting_table(scores: Mapping[str, Mapping[str, SplitScore]], flops: int) -> Table:
+def _halting_table(scores: Mapping[str, Mapping[str, SplitResult]], flops: int) -> Table:
     table = columns("split", "mean step", "MFLOP", "exact", "valid", "AUROC", "ECE", "Brier")
     for label, score in _rows(scores):
         halting = score.ends[0].halting

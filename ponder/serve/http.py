@@ -45,6 +45,7 @@ class SolveRequest(BaseModel):
     )
     trace: bool = Field(default=False, description="the answer after every ACT step too")
     steps: int | None = Field(default=None, description="ACT steps at most; the model's own budget unless given")
+    picture: bool = Field(default=False, description="in a stream: each answer as an SVG picture too")
 
 
 BODY_SCHEMA = {
@@ -91,11 +92,11 @@ def make_app(
 
     @app.post("/v1/solve", responses=ERRORS, summary="Solve a puzzle", openapi_extra=BODY_SCHEMA)
     async def solve(request: Request) -> Response:
-        asked = await _read(request)
-        work = service.solve(asked.model, asked.puzzle, asked.fallback, asked.steps)
+        wanted = await _read(request)
+        work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps)
         answer = await _while_there(request.receive, work)
         # Whoever has gone hears nothing of this; 499 is for the metrics.
-        return Response(status_code=499) if answer is None else reply(answer.as_data(trace=asked.trace))
+        return Response(status_code=499) if answer is None else reply(answer.as_data(trace=wanted.trace))
 
     @app.post(
         "/v1/solve/stream",
@@ -104,18 +105,19 @@ def make_app(
         openapi_extra=BODY_SCHEMA,
     )
     async def stream(request: Request) -> Response:
-        asked = await _read(request)
-        solver, inputs = service.read(asked.model, asked.puzzle)
-        items = service.stream(solver.name, asked.puzzle, asked.fallback, asked.steps)
+        wanted = await _read(request)
+        solver, inputs = service.read(wanted.model, wanted.puzzle)
+        items = service.stream(solver.name, wanted.puzzle, wanted.fallback, wanted.steps)
 
         async def events() -> AsyncIterator[tuple[str, Any]]:
             async with aclosing(items):  # type: ignore[type-var]
                 try:
                     async for item in items:
                         if isinstance(item, Answer):
-                            yield "answer", item.as_data(trace=False)
+                            name, data, seen = "answer", item.as_data(trace=False), (inputs, item.tokens)
                         else:
-                            yield "step", as_data(item, solver.domain, inputs)
+                            name, data, seen = "step", as_data(item, solver.domain, inputs), (inputs, item.answer)
+                        yield name, data | ({"svg": solver.domain.svg(*seen)} if wanted.picture else {})
                 except (Late, Failed) as error:
                     yield "error", {"error": str(error)}
 
@@ -201,6 +203,8 @@ def _about(solver: Solver) -> dict[str, Any]:
         "example": example,
         "example_json": domain.to_json(domain.parse(example)),
         "checkable": domain.checkable,
+        "exact": domain.exact,
+        "board": domain.board(),
         "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
         "max_steps": solver.opened.model.config.max_steps,
         "budget": solver.steps,

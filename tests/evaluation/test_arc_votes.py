@@ -24,7 +24,7 @@ from ponder.domains.contract import Tokens
 from ponder.evaluation.arc import chosen_votes, count_votes, predict, run_votes, score_arc
 from ponder.evaluation.records import Settings, load_records
 from ponder.evaluation.run import run
-from ponder.evaluation.schema import ArcScore, Votes
+from ponder.evaluation.schema import ArcScore, VoteCounts
 from ponder.evaluation.subject import EvalRequest, choose_data
 from ponder.inference.weights import open_weights
 from ponder.model.published import write_folder as write_imported
@@ -186,7 +186,7 @@ def test_a_limit_keeps_whole_rounds_of_votes(arc_data: Dataset) -> None:
     with pytest.raises(UserError, match=f"at least {tests}"):
         chosen_votes(source, tests - 1)
     score = known_score(source, domain, set(), limit=tests)
-    assert score.votes == Votes(fewest=1, most=1, all=tests)
+    assert score.votes == VoteCounts(fewest=1, most=1, all=tests)
     assert score.at_step[0].all_test_inputs.one.value == 1.0
 
 

@@ -39,7 +39,7 @@ from ponder.evaluation.records import (
     summarise,
 )
 from ponder.evaluation.run import ood_means, run
-from ponder.evaluation.schema import SplitScore, read_eval
+from ponder.evaluation.schema import SplitResult, read_eval
 from ponder.evaluation.subject import EvalRequest, default_folder
 from ponder.inference.engine import Engine, Full, Seen
 from ponder.inference.weights import open_weights
@@ -295,8 +295,8 @@ def test_records_survive_the_disk(tmp_path: Path) -> None:
     assert np.array_equal(load_records(tmp_path / "old.npz").confidence, r.confidence)
 
 
-def split_score(records: Records) -> SplitScore:
-    return SplitScore(**dict(summarise(records, 4, True)), role="ood")
+def split_score(records: Records) -> SplitResult:
+    return SplitResult(**dict(summarise(records, 4, True)), role="ood")
 
 
 def test_ood_mean_is_unweighted_and_over_all_ood_splits() -> None:

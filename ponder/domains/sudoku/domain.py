@@ -83,6 +83,7 @@ class Sudoku(GridDomain):
     }
     params: SudokuParams
 
+    between = ""
     also: ClassVar[Mapping[str, str]] = {"0": ".", **GridDomain.also}
 
     def __init__(self, params: SudokuParams) -> None:
@@ -194,9 +195,6 @@ class Sudoku(GridDomain):
     @property
     def _what(self) -> str:
         return f"the {self.size}x{self.size} sudoku"
-
-    def format(self, inputs: Tokens) -> str:
-        return "".join(self.rows(inputs))
 
     def to_json(self, inputs: Tokens) -> Json:
         digits = np.where((inputs >= FIRST) & (inputs < FIRST + self.size), inputs.astype(int) - EMPTY, 0)
