@@ -156,6 +156,7 @@ class Joint(Domain):
     )
     example = f"arithmetic: {Arithmetic.example}"
     smoke: ClassVar[Mapping[str, Any]] = {"parts": {part.name: part.smoke for part in (Arithmetic, Sudoku, Life, Maze)}}
+    checker_solves = "some of its puzzles are Life, whose checker computes the answer"
     Params: ClassVar[type[Params]] = JointParams
     vocab = (" ", "0", "1")
     params: JointParams
