@@ -197,7 +197,7 @@ class Fails(Latin):
         (Refuses, "refuses the label"),
         (Forgets, "same seed gives other"),
         (Repeats, "another seed gives the same"),
-        (Overflows, "the vocabulary ends at 5"),
+        (Overflows, "tokens below 6"),
         (Garbles, "is another puzzle"),
         (Fails, "pictures: ParseError"),
     ],
