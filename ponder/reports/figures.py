@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +14,8 @@ from ponder.base.errors import UserError, unknown
 from ponder.base.stats import spread
 from ponder.config.schema import Frozen
 from ponder.reports.tables import Entry
-from ponder.reports.values import Results, along, policies_of, score_of
+from ponder.reports.values import Results, policies_of, rows_of, score_of
+from ponder.studies.spec import WeightSet
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
 """Okabe and Ito's colours, told apart by the colour-blind, and one more; lines also differ in marker and dash."""
@@ -36,7 +38,7 @@ class Panel(Frozen):
     score: str = ""
     scores: tuple[str, ...] = ()
     """training and depth: one line each, of the baseline; with `score`, one line for each variant."""
-    weights: tuple[Literal["ema", "online"], ...] = ("ema",)
+    weights: tuple[WeightSet, ...] = ("ema",)
     task: str = ""
     log: bool = False
 
@@ -210,15 +212,12 @@ def _factor(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, t
 
 
 def _settings(results: Results, variant: str, panel: Panel) -> tuple[float, float]:
-    config = next(c["config"] for (_, v, _), c in results.cells.items() if v == variant and c is not None)
-    found = []
-    for key in (panel.x, panel.line):
-        section, _, field = key.partition(".")
-        found.append(float(config[section][field]))
-    return found[0], found[1]
+    config = next(c.config for (_, v, _), c in results.cells.items() if v == variant and c is not None)
+    x, line = (float(attrgetter(key)(config)) for key in (panel.x, panel.line))
+    return x, line
 
 
-def _lines(results: Results, panel: Panel, titles: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
+def _lines(results: Results, panel: Panel, titles: Mapping[str, str]) -> list[tuple[str, str, str, WeightSet]]:
     """(label, variant, score, weights) of each line of a panel."""
     baseline = results.study.baseline
     if panel.score and len(panel.weights) > 1:
@@ -234,15 +233,20 @@ def _training(axis: Any, results: Results, found: Sequence[Entry], panel: Panel,
     for number, (label, variant, name, weights) in enumerate(_lines(results, panel, titles)):
         score = score_of(name)
         cells = list(results.stored(score.task, variant).values()) if score.task in results.tasks else []
-        rows = [[r for r in c["curve"] if all(s in r.get(weights, {}) for s in score.splits)] for c in cells]
-        rows = [some for some in rows if some]
+        if score.metric not in ("exact", "valid", "token"):
+            continue
+        rows = [some for cell in cells if (some := rows_of(cell, score, score.metric, weights))]
         if not rows:
             continue
         seeds, length = max(seeds, len(rows)), min(len(some) for some in rows)
-        x = np.mean([[along(r, panel.x) for r in some[:length]] for some in rows], axis=0)
-        every = [
-            [100 * np.mean([r[weights][s][score.metric] for s in score.splits]) for r in some[:length]] for some in rows
-        ]
+        x = np.mean(
+            [
+                [point.along("seconds" if panel.x == "seconds" else "update") for point, _ in some[:length]]
+                for some in rows
+            ],
+            axis=0,
+        )
+        every = [[100 * value for _, value in some[:length]] for some in rows]
         style = _style(number)
         axis.plot(x, np.mean(every, axis=0), label=label, **style)
         if len(rows) > 1:
@@ -262,10 +266,10 @@ def _depth(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, ti
         cells = results.stored(score.task, variant).values() if score.task in results.tasks else []
         every = []
         for cell in cells:
-            splits = cell["after"].get(weights, {}).get("splits", {})
-            if all(split in splits for split in score.splits):
-                every.append(np.mean([splits[split][score.metric] for split in score.splits], axis=0))
-                budgets.add(cell["after"]["budget"])
+            profiles = [cell.after.profile(weights, split) for split in score.splits]
+            if None not in profiles:
+                every.append(np.mean([getattr(profile, score.metric) for profile in profiles], axis=0))
+                budgets.add(cell.after.budget)
         if every:
             length = min(map(len, every))
             mean = 100 * np.mean([e[:length] for e in every], axis=0)

@@ -28,6 +28,7 @@ from ponder.reports.findings import (
     Verdict,
     judge,
 )
+from ponder.reports.llms import read_llms
 from ponder.reports.tables import (
     MISSING,
     Entry,
@@ -42,7 +43,7 @@ from ponder.reports.tables import (
     page_of,
     paper_number,
 )
-from ponder.reports.values import Quantity, Results, policies_of, read_llms
+from ponder.reports.values import Quantity, Results, policies_of
 from ponder.studies import spec as studies
 from ponder.studies.spec import Study
 from ponder.studies.store import Store
@@ -364,8 +365,8 @@ def overview(reports: Sequence[Report], results: str) -> str:
         ]
         for r in reports
     ]
-    stored = {cell["key"]: cell for report in reports for cell in report.results.cells.values() if cell is not None}
-    spent = sum(cell["seconds"] + cell.get("after_seconds", 0.0) for cell in stored.values())
+    stored = {cell.key: cell for report in reports for cell in report.results.cells.values() if cell is not None}
+    spent = sum(cell.seconds + cell.after_seconds for cell in stored.values())
     tables = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
     said = f"{len(stored)} different trainings are stored; with what was measured after them: {spent / 3600:.1f} hours."
     return "\n\n".join([*tables, said])

@@ -4,21 +4,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ponder.base import files, stats
-from ponder.base.errors import UserError, unknown
+from ponder.base import stats
+from ponder.base.errors import unknown
 from ponder.base.stats import Estimate
 from ponder.config.resolve import read_yaml
 from ponder.config.schema import Frozen
-from ponder.studies.spec import STUDIES, Study
+from ponder.reports.llms import LlmResult
+from ponder.studies.result import CellResult, CurvePoint, Metric
+from ponder.studies.spec import STUDIES, Study, WeightSet
 from ponder.studies.store import unpack
 
-Stored = Mapping[str, Any]
 Place = tuple[str, str, int]
 """Task, variant, seed: where a training stands in its study."""
 Bits = npt.NDArray[np.bool_]
@@ -94,14 +94,14 @@ def score_of(name: str) -> Score:
 # One cell -------------------------------------------------------------------------------------------------------------
 
 
-def read(stored: Stored, wanted: Quantity, clock: Clock | None = None) -> Reading | None:
+def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Reading | None:
     """The quantity, or None where this cell does not have it."""
     if wanted.field is not None:
         return _field(stored, wanted.field)
     assert wanted.score is not None
     score = score_of(wanted.score)
     metric = wanted.metric or score.metric
-    if metric.startswith("pass@"):
+    if metric == "pass@1" or metric == "pass@2":
         return _passes(stored, score.splits[0], metric, wanted) if clock is None else None
     if clock is not None:
         return _on_clock(stored, score, metric, wanted.weights, clock)
@@ -112,98 +112,89 @@ def read(stored: Stored, wanted: Quantity, clock: Clock | None = None) -> Readin
     return _from_curve(stored, score, metric, wanted)
 
 
-def _field(stored: Stored, field: str) -> Reading:
-    places = {
-        "grad_norm": lambda: stored["summary"]["mean_grad_norm"],
-        "seconds": lambda: stored["seconds"],
-        "updates": lambda: stored["updates"],
-        "parameters": lambda: stored["cost"]["parameters"],
+def _field(stored: CellResult, field: str) -> Reading:
+    values = {
+        "grad_norm": stored.summary.mean_grad_norm,
+        "seconds": stored.seconds,
+        "updates": stored.updates,
+        "parameters": stored.cost.parameters,
     }
-    return Reading(float(places[field]()))
+    return Reading(float(values[field]))
 
 
-def _passes(stored: Stored, split: str, metric: str, wanted: Quantity) -> Reading | None:
+def _passes(stored: CellResult, split: str, metric: str, wanted: Quantity) -> Reading | None:
     """ARC votes, a task solved when all its test inputs are. They are counted at the training budget and at the end."""
-    arc = stored["after"].get(wanted.weights, {}).get("splits", {}).get(split, {}).get("arc")
-    steps = {"budget": stored["after"]["budget"], "end": stored["after"]["steps"]}
-    if arc is None or wanted.checkpoint != "last" or wanted.show != "value":
+    profile = stored.after.profile(wanted.weights, split)
+    if profile is None or profile.arc is None or wanted.checkpoint != "last" or wanted.show != "value":
         return None
-    said = next((a for a in arc["at_step"] if a["step"] == steps.get(str(wanted.way))), None)
-    if said is None:
-        return None
-    return Reading(said["all_test_inputs"][metric]["value"], int(arc["tasks"]))
+    step = {"budget": stored.after.budget, "end": stored.after.steps}.get(str(wanted.way))
+    votes = next((votes for votes in profile.arc.at_step if votes.step == step), None)
+    return None if votes is None else Reading(votes.all_test_inputs[metric].value, profile.arc.tasks)
 
 
-def _measured(stored: Stored, score: Score, metric: str, wanted: Quantity) -> Reading | None:
+def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Reading | None:
     """From the measurement after training, which has every forced step and the single examples."""
-    after = stored["after"]
-    splits = after.get(wanted.weights, {}).get("splits", {})
-    if any(split not in splits for split in score.splits):
+    after = stored.after
+    parts = [part for split in score.splits if (part := after.profile(wanted.weights, split)) is not None]
+    if len(parts) < len(score.splits):
         return None
-    parts = [splits[split] for split in score.splits]
-    curve = np.mean([part[metric] for part in parts], axis=0)
-    budget, way = min(after["budget"], len(curve)), wanted.way
-    bits = None
-    if way in ("best_full", "halting"):
-        if any(part[way] is None for part in parts):
+    curve = np.mean([getattr(part, metric) for part in parts], axis=0)
+    budget, bits = min(after.budget, len(curve)), None
+    if wanted.way in ("best_full", "halting"):
+        answered = [getattr(part, wanted.way) for part in parts]
+        if None in answered:
             return None
-        value = float(np.mean([part[way][metric] for part in parts]))
-        if wanted.show == "step":
-            value = float(np.mean([part[way]["mean_step"] for part in parts]))
+        value = float(np.mean([getattr(each, "mean_step" if wanted.show == "step" else metric) for each in answered]))
     else:
-        step = {"budget": budget, "end": len(curve), "best_step": int(curve.argmax()) + 1}.get(str(way), way)
-        assert isinstance(step, int)
+        steps = {"budget": budget, "end": len(curve), "best_step": int(curve.argmax()) + 1}
+        step = wanted.way if isinstance(wanted.way, int) else steps[wanted.way]
         if step > len(curve):
             return None
         value = float(curve[step - 1]) if wanted.show == "value" else float(step)
-        name = {budget: "bits", len(curve): "bits_end"}.get(step, "") if budget < len(curve) else "bits"
-        if step in (budget, len(curve)) and all(metric in (part.get(name) or {}) for part in parts):
-            bits = tuple(unpack(part[name][metric], part["n"]) for part in parts)
+        if step in (budget, len(curve)):
+            packed = [(getattr(part.bits if step == budget else part.bits_end, metric, ""), part.n) for part in parts]
+            if all(text for text, _ in packed):
+                bits = tuple(unpack(text, n) for text, n in packed)
     if wanted.show == "update":
-        value = float(after[wanted.weights]["update"])
-    examples = tuple(f"{stored['data_hash']} {split}" for split in score.splits)
-    n = min(part["n"] for part in parts)
+        profiles = after.ema if wanted.weights == "ema" else after.online
+        assert profiles is not None
+        value = float(profiles.update)
+    examples = tuple(f"{stored.data_hash} {split}" for split in score.splits)
+    n = min(part.n for part in parts)
     return Reading(value, n if wanted.show == "value" else None, len(parts), bits, examples)
 
 
-def _rows(stored: Stored, score: Score, metric: str, weights: str) -> list[tuple[Stored, float]]:
-    """Each evaluation while training, and its score. Without averaged weights, the plain ones stand under `ema`."""
+def rows_of(stored: CellResult, score: Score, metric: Metric, weights: WeightSet) -> list[tuple[CurvePoint, float]]:
+    """Each evaluation while training, and its score."""
     return [
-        (row, float(np.mean([row[weights][split][metric] for split in score.splits])))
-        for row in stored["curve"]
-        if all(split in row.get(weights, {}) for split in score.splits)
+        (row, float(np.mean([getattr(row.of(weights)[split], metric) for split in score.splits])))
+        for row in stored.curve
+        if all(split in row.of(weights) for split in score.splits)
     ]
 
 
-def _n(stored: Stored, score: Score) -> int:
-    return min(int(stored["n"][split]) for split in score.splits)
+def _n(stored: CellResult, score: Score) -> int:
+    return min(stored.n[split] for split in score.splits)
 
 
-def _from_curve(stored: Stored, score: Score, metric: str, wanted: Quantity) -> Reading | None:
-    rows = _rows(stored, score, metric, wanted.weights)
+def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Reading | None:
+    rows = rows_of(stored, score, metric, wanted.weights)
     if not rows:
         return None
     if wanted.checkpoint == "peak":
-        row, value = max(rows, key=lambda each: (each[1], -each[0]["update"]))
+        row, value = max(rows, key=lambda each: (each[1], -each[0].update))
     else:
-        chosen = (
-            stored["summary"]["chosen_on_val"]["update"] if wanted.checkpoint == "chosen" else rows[-1][0]["update"]
-        )
-        row, value = next(each for each in rows if each[0]["update"] == chosen)
+        chosen = stored.summary.chosen_on_val.update if wanted.checkpoint == "chosen" else rows[-1][0].update
+        row, value = next(each for each in rows if each[0].update == chosen)
     if wanted.show == "update":
-        return Reading(float(row["update"]))
+        return Reading(float(row.update))
     return Reading(value, _n(stored, score), len(score.splits))
 
 
-def along(row: Stored, axis: str) -> float:
-    """Where an evaluation while training stands: its update, or the seconds spent in updates until then."""
-    return float(row.get("update_seconds", row["seconds"]) if axis == "seconds" else row["update"])
-
-
-def _on_clock(stored: Stored, score: Score, metric: str, weights: str, clock: Clock) -> Reading | None:
+def _on_clock(stored: CellResult, score: Score, metric: Metric, weights: WeightSet, clock: Clock) -> Reading | None:
     """Between two evaluations the curve is taken as straight; before the first there is nothing."""
-    rows = _rows(stored, score, metric, weights)
-    x = [along(row, clock.axis) for row, _ in rows]
+    rows = rows_of(stored, score, metric, weights)
+    x = [row.along(clock.axis) for row, _ in rows]
     if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
         return None
     value = float(np.interp(clock.at, x, [value for _, value in rows]))
@@ -219,10 +210,10 @@ class Results:
 
     study: Study
     scale: str
-    cells: Mapping[Place, Stored | None]
+    cells: Mapping[Place, CellResult | None]
     """What is stored; None: not finished."""
     failed: Mapping[Place, str]
-    llms: Mapping[str, Mapping[str, Stored]]
+    llms: Mapping[str, Mapping[str, LlmResult]]
     """Language model -> data hash -> its llm.json."""
 
     @property
@@ -236,7 +227,7 @@ class Results:
     def seeds(self, task: str, variant: str) -> list[int]:
         return [s for t, v, s in self.cells if (t, v) == (task, variant)]
 
-    def stored(self, task: str, variant: str) -> dict[int, Stored]:
+    def stored(self, task: str, variant: str) -> dict[int, CellResult]:
         """The finished cells of a variant, by seed."""
         found = {s: self.cells[task, variant, s] for s in self.seeds(task, variant)}
         return {seed: stored for seed, stored in found.items() if stored is not None}
@@ -259,7 +250,7 @@ class Results:
     def clock(self, axis: Literal["seconds", "update"], variants: Iterable[str], wanted: Quantity) -> Clock | None:
         """The smallest common total: what every finished training of these variants has reached."""
         task = self.task_of(wanted)
-        totals = [along(c["curve"][-1], axis) for v in variants for c in self.stored(task, v).values()]
+        totals = [c.curve[-1].along(axis) for v in variants for c in self.stored(task, v).values()]
         return Clock(axis, min(totals)) if totals else None
 
 
@@ -276,9 +267,9 @@ def policies_of(results: Results, task: str, variant: str) -> dict[str, list[Poi
     """Policy -> what it came to, for each seed."""
     out: dict[str, list[Point]] = {}
     for cell in results.stored(task, variant).values() if task in results.tasks else ():
-        said = cell["after"]["policies"] or {"results": []}
-        for row in said["results"]:
-            out.setdefault(row["policy"], []).append(Point(row["mean_steps"], row["valid"]["value"], said["n"]))
+        if (policies := cell.after.policies) is not None:
+            for each in policies.results:
+                out.setdefault(each.policy, []).append(Point(each.mean_steps, each.valid.value, policies.n))
     return out
 
 
@@ -322,38 +313,16 @@ def _paired_arrays(a: Sequence[Reading], b: Sequence[Reading]) -> list[npt.NDArr
 # Language models ------------------------------------------------------------------------------------------------------
 
 
-def read_llms(folders: Sequence[Path]) -> dict[str, dict[str, Stored]]:
-    """Stored `ponder eval-llm` results: model -> data hash -> llm.json."""
-    found: dict[str, dict[str, Stored]] = {}
-    for path in sorted(p for folder in folders for p in folder.glob("*/llm.json")):
-        try:
-            said = files.read_json(path)
-            found.setdefault(said["model"], {})[said["data_hash"]] = said
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{path} is damaged: delete it, or run `ponder eval-llm` again") from None
-    return found
-
-
 def llm_estimate(results: Results, model: str, wanted: Quantity) -> Estimate | None:
     """A language model's score on the very data that this study's cells were judged on."""
     if wanted.score is None:
         return None
     score = score_of(wanted.score)
-    metric = wanted.metric or score.metric
-    hashes = {c["data_hash"] for (task, _, _), c in results.cells.items() if task == score.task and c is not None}
-    said = next((results.llms[model][h] for h in sorted(hashes) if h in results.llms[model]), None)
-    parts = [said["splits"].get(split) for split in score.splits] if said else []
-    if not parts or any(part is None or not part["complete"] for part in parts):
+    hashes = {c.data_hash for (task, _, _), c in results.cells.items() if task == score.task and c is not None}
+    found = next((results.llms[model][h] for h in sorted(hashes) if h in results.llms[model]), None)
+    parts = [found.splits.get(split) for split in score.splits] if found else []
+    shares = [part.share(wanted.metric or score.metric) for part in parts if part is not None and part.complete]
+    known = [share for share in shares if share is not None]
+    if not parts or len(known) < len(parts):
         return None
-    shares = [_llm_share(part, metric) for part in parts if part is not None]
-    if any(value is None for value, _ in shares):
-        return None
-    values, counts = [value for value, _ in shares if value is not None], [n for _, n in shares]
-    return stats.estimate([float(np.mean(values))], min(counts), len(values))
-
-
-def _llm_share(part: Stored, metric: str) -> tuple[float | None, int]:
-    if metric.startswith("pass@"):
-        passes = (part.get("passes") or {}).get("all_test_inputs", {})
-        return (passes[metric]["value"] if metric in passes else None), int(part.get("tasks", part["n"]))
-    return part[metric]["value"] if metric in ("exact", "valid") else None, int(part["n"])
+    return stats.estimate([float(np.mean([value for value, _ in known]))], min(n for _, n in known), len(known))

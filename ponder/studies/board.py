@@ -14,7 +14,6 @@ from rich.text import Text
 from ponder.config.resolve import differences
 from ponder.studies.spec import Cell, Job, Study
 from ponder.studies.store import STATES, State, Store
-from ponder.training.log import read_log
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "red", "left": "dim"}
 REDRAW = 1.0
@@ -31,10 +30,10 @@ class Clock:
             self.learn(cell)
 
     def learn(self, cell: Cell) -> None:
-        said = self.store.stored(cell.key)
-        if said is not None:
+        result = self.store.stored(cell.key)
+        if result is not None:
             for like in _likes(cell):
-                self.known.setdefault(like, []).append(said["seconds"] + said["after_seconds"])
+                self.known.setdefault(like, []).append(result.seconds + result.after_seconds)
 
     def expected(self, cell: Cell) -> float | None:
         found = next((self.known[like] for like in _likes(cell) if like in self.known), None)
@@ -42,11 +41,16 @@ class Clock:
 
     def left(self, cell: Cell, elapsed: float) -> float | None:
         """Of a running cell: from how far its log has come, else from what is expected."""
-        rows, updates = read_log(self.store.folder(cell.key) / "metrics.jsonl"), cell.config.train.updates
+        rows, updates = self.log(cell), cell.config.train.updates
         if rows and updates:
             return float(rows[-1]["seconds"] * (updates / rows[-1]["update"] - 1))
         expected = self.expected(cell)
         return None if expected is None else max(0.0, expected - elapsed)
+
+    def log(self, cell: Cell) -> list[dict[str, Any]]:
+        from ponder.training.log import read_log  # loads torch, which lists need not
+
+        return read_log(self.store.folder(cell.key) / "metrics.jsonl")
 
 
 def _likes(cell: Cell) -> list[tuple[str, ...]]:
@@ -192,8 +196,7 @@ def _running(board: Board) -> Table:
     for job, began in board.running.values():
         cell = job.cells[0]
         left = board.clock.left(cell, now - began)
-        rows = read_log(board.clock.store.folder(cell.key) / "metrics.jsonl")
-        row = next((r for r in reversed(rows) if r["kind"] == "train"), None)
+        row = next((r for r in reversed(board.clock.log(cell)) if r["kind"] == "train"), None)
         numbers = ("", "", "") if row is None else (str(row["update"]), f"{row['loss']:.3f}", f"{row['grad_norm']:.2f}")
         table.add_row(cell.label, *numbers, "" if left is None else duration(left))
     return table

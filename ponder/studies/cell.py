@@ -13,6 +13,7 @@ from ponder import checkpoint, data
 from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
+from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.contract import silent
@@ -22,10 +23,11 @@ from ponder.evaluation.arc import run_votes, score_arc
 from ponder.evaluation.records import MEASURES, Records
 from ponder.evaluation.run import Asked, Plan, make_plan
 from ponder.inference.weights import open_weights
-from ponder.model import cost, halting
+from ponder.model import cost
 from ponder.model.reasoner import Reasoner
-from ponder.studies.spec import EXAMPLES, After, Cell
-from ponder.studies.store import Store, measured, pack
+from ponder.studies.result import CellResult
+from ponder.studies.spec import After, Cell
+from ponder.studies.store import Store, pack
 from ponder.training import runs
 from ponder.training.log import TIMING, read_log, summary
 from ponder.training.loop import Limits
@@ -38,23 +40,23 @@ DIGITS = 6
 def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Limits, quiet: bool = True) -> bool:
     """Train (or go on training), measure, and store; whether it got that far. Ranks share the work."""
     torch.set_num_threads(cell.threads)
-    folder, after = store.folder(cell.key), cell.after
+    folder = store.folder(cell.key)
     if not (folder / runs.RESULT).is_file():
         outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet)
         if not outcome.finished:
             return False
     before = store.stored(cell.key)
-    if before is not None and measured(before, after):
-        return True
+    after, examples = cell.after, cell.examples
     if before is not None:
-        after = together([after, _as_asked(before["after"])], cell.config.model.max_steps)
+        if before.after.covers(cell):
+            return True
+        after = together([after, before.after.asked()], cell.config.model.max_steps)
+        examples = max(examples, before.after.examples)
     began = time.perf_counter()
-    results = measure(cell, after, folder, data_dir, here)
+    measured = measure(cell.config, after, examples, folder, data_dir, here)
     if here.main:
-        said = trained(cell, folder)
-        said["after"] = results
-        said["after_seconds"] = round(time.perf_counter() - began, 3)
-        store.write(cell.key, said)
+        took = round(time.perf_counter() - began, 3)
+        store.write(CellResult.model_validate({**trained(cell, folder), "after": measured, "after_seconds": took}))
     here.barrier()
     return True
 
@@ -68,21 +70,11 @@ def together(wanted: Sequence[After], budget: int) -> After:
     )
 
 
-def _as_asked(there: dict[str, Any]) -> After:
-    return After.model_validate(
-        {
-            "steps": there["steps"],
-            "weights": [name for name in ("ema", "online", "chosen") if name in there],
-            "policies": there["policies"] is not None,
-        }
-    )
-
-
 # From the training log ------------------------------------------------------------------------------------------------
 
 
 def trained(cell: Cell, folder: Path) -> dict[str, Any]:
-    """What the run folder says, made small."""
+    """What the run folder says, made small; the result's schema leaves out the rest."""
     rows = read_log(folder / "metrics.jsonl")
     result = files.read_json(folder / runs.RESULT)
     config = cell.config
@@ -95,15 +87,9 @@ def trained(cell: Cell, folder: Path) -> dict[str, Any]:
         "config": config.flat(),
         "data_hash": result["data_hash"],
         "environment": result["environment"],
-        "updates": about.pop("updates"),
-        "seconds": about.pop("seconds"),
-        "n": about.pop("n"),
+        **{name: about[name] for name in ("updates", "seconds", "n")},
         "summary": rounded(about),
-        "curve": [
-            rounded({k: row[k] for k in ("update", "seconds", "update_seconds", "ema", "online") if k in row})
-            for row in rows
-            if row["kind"] == "eval"
-        ],
+        "curve": [rounded(row) for row in rows if row["kind"] == "eval"],
         "train": rounded(thinned([row for row in rows if row["kind"] == "train"])),
         "cost": {
             "parameters": work.parameters,
@@ -144,23 +130,22 @@ def rounded(value: Any) -> Any:
 # After the training ---------------------------------------------------------------------------------------------------
 
 
-def measure(cell: Cell, after: After, folder: Path, data_dir: Path, here: Runtime) -> dict[str, Any]:
+def measure(config: Config, after: After, examples: int, folder: Path, data_dir: Path, here: Runtime) -> dict[str, Any]:
     """The forced depth profile of each set of weights, and the halting policies."""
-    budget, examples = cell.config.model.max_steps, EXAMPLES[cell.scale]
+    budget = config.model.max_steps
     steps = max(after.steps or budget, budget)
     out: dict[str, Any] = {"steps": steps, "budget": budget, "examples": examples}
     last = checkpoint.listed(folder / "checkpoints")[-1]
-    for name in after.weights:
-        if name == "online" and cell.config.train.ema is None:
+    for weights in after.weights:
+        if weights == "online" and config.train.ema is None:
             continue
-        weights = "online" if name == "online" else "ema"
-        path = folder / "best" if name == "chosen" else last
-        opened = open_weights(path, weights, here.device)
-        asked = Asked(checkpoint=str(path), steps=steps, weights=weights, limit=examples, data_dir=data_dir)
+        opened = open_weights(last, weights, here.device)
+        asked = Asked(checkpoint=str(last), steps=steps, weights=weights, limit=examples, data_dir=data_dir)
         how = make_plan(asked, opened, here, silent)
         splits = {split: profile(opened.model, how, split) for split in how.splits}
-        out[name] = {"update": opened.update, "splits": rounded(splits)}
-    out["policies"] = rounded(_policies(cell, last, data_dir, here)) if after.policies and here.main else None
+        out[weights] = {"update": opened.update, "splits": rounded(splits)}
+    if after.policies and here.main:
+        out["policies"] = rounded(_policies(config, last, examples, data_dir, here))
     return out
 
 
@@ -182,7 +167,6 @@ def profile(model: Reasoner, how: Plan, split: str) -> dict[str, Any]:
         "n": records.n,
         "of": len(source),
         **{m: getattr(records, m).mean(axis=0, dtype=np.float64).tolist() for m in MEASURES},
-        "confidence": halting.probability(records.confidence, head).mean(axis=0).tolist(),
         "best_full": _answered(within, "best_full"),
         "halting": _halting(within) if head else None,
         "bits": _bits(within) if few else None,
@@ -204,11 +188,11 @@ def _halting(records: Records) -> dict[str, float]:
     return {**_answered(records, "halting"), "mean_step": mean_step}
 
 
-def _policies(cell: Cell, last: Path, data_dir: Path, here: Runtime) -> dict[str, Any]:
-    dataset = Dataset.open(data.folder_for(data_dir, cell.config.data))
+def _policies(config: Config, last: Path, examples: int, data_dir: Path, here: Runtime) -> dict[str, Any]:
+    dataset = Dataset.open(data.folder_for(data_dir, config.data))
     opened = open_weights(last, "ema", here.device)
-    precision = runtime.precision_for(cell.config.train.precision, here.device)
-    what = policy.subject(opened, dataset, None, EXAMPLES[cell.scale], precision)
+    precision = runtime.precision_for(config.train.precision, here.device)
+    what = policy.subject(opened, dataset, None, examples, precision)
     compared = policy.compare_policies(what)
     results = [asdict(result) for result in compared.results]
     return {"split": what.split, "n": len(what.index), "budget": compared.budget, "results": results}

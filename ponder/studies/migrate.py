@@ -8,7 +8,8 @@ from typing import Any
 from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.config.resolve import from_flat
-from ponder.studies.store import VERSION, Store
+from ponder.studies.result import VERSION
+from ponder.studies.store import Store
 
 KEY = 12
 """Letters of a key; what follows names the threads."""

@@ -24,11 +24,10 @@ TASKS = "_tasks.yaml"
 SCALES = ("smoke", "mini", "paper")
 """`smoke` is the mini form shrunk to seconds, to see that a study runs."""
 EXAMPLES = {"smoke": 8, "mini": 1000, "paper": 10_000}
-"""At most so many examples of each split are measured after training: the same ones for every variant."""
 
 Settings = dict[str, Any]
 """Dotted key -> value, as `--section.key value` of the command line."""
-WeightSet = Literal["ema", "online", "chosen"]
+WeightSet = Literal["ema", "online"]
 
 SMOKE: Settings = {
     "model.width": 16,
@@ -71,9 +70,7 @@ class After(Frozen):
     """What is measured once the training is over."""
 
     steps: int | None = Field(None, ge=1, description="forced depth profile to so many steps; null: the ACT budget")
-    weights: tuple[WeightSet, ...] = Field(
-        ("ema",), description="weights that get the profile; chosen: EMA, best on val"
-    )
+    weights: tuple[WeightSet, ...] = Field(("ema",), description="weights that get the profile")
     policies: bool = Field(False, description="accuracy against compute of every halting policy")
 
 
@@ -109,6 +106,11 @@ class Cell:
     def key(self) -> str:
         """What determines the result: the configuration, and the number of threads, which changes the last bits."""
         return self.config.key() + (f"-t{self.threads}" if self.threads > 1 else "")
+
+    @property
+    def examples(self) -> int:
+        """At most so many of each split are measured after training: the same ones for every variant."""
+        return EXAMPLES[self.scale]
 
     @property
     def label(self) -> str:

@@ -6,22 +6,21 @@ A result is written aside and renamed, so that one under its own name is whole. 
 
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
+from pydantic import ValidationError
 
 from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.domains.contract import Bools
-from ponder.studies.spec import After, Cell
+from ponder.studies.result import CellResult
+from ponder.studies.spec import Cell
 
 State = Literal["done", "running", "failed", "left"]
 STATES: tuple[State, ...] = ("done", "running", "failed", "left")
-VERSION = 2
-"""Of a stored result. Since 2 a key counts only what differs from the defaults."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +52,33 @@ class Store:
                     found.append(path)
         return found
 
-    def stored(self, key: str) -> dict[str, Any] | None:
+    def stored(self, key: str) -> CellResult | None:
         """What is kept of a training, whatever was measured after it."""
+        path = self.path(key)
         try:
-            said = files.read_json(self.path(key))
+            result = CellResult.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             return None
-        except ValueError:
-            said = None
-        if not isinstance(said, dict) or not {"config", "after"} <= said.keys():
-            raise UserError(f"{self.path(key)} is damaged: delete it and run the study again")
-        return said
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+            if first["loc"][:1] == ("config",):
+                raise UserError(f"{path} has settings that this ponder does not know ({why}): move it away") from None
+            raise UserError(f"{path} is damaged ({why}): delete it and run the study again") from None
+        except UserError as error:  # its domain
+            raise UserError(f"{path} has settings that this ponder does not know ({error}): move it away") from None
+        if not key.startswith(result.config.key()):
+            raise UserError(f"{path} has the name of another configuration: run `ponder study migrate`")
+        return result
 
-    def read(self, cell: Cell) -> dict[str, Any] | None:
+    def read(self, cell: Cell) -> CellResult | None:
         """The stored result; None where the cell is not trained, or not all it asks for is measured."""
-        said = self.stored(cell.key)
-        return said if said is not None and measured(said, cell.after) else None
+        result = self.stored(cell.key)
+        return result if result is not None and result.after.covers(cell) else None
 
-    def write(self, key: str, said: Mapping[str, Any]) -> None:
-        files.write(self.path(key), json.dumps(said, separators=(",", ":")) + "\n")
-        self.forgive(key)
+    def write(self, result: CellResult) -> None:
+        files.write(self.path(result.key), result.model_dump_json() + "\n")
+        self.forgive(result.key)
 
     def failed(self, cell: Cell) -> str | None:
         """Why the last attempt failed, in one line."""
@@ -93,15 +99,6 @@ class Store:
         if files.holder(self.lock(cell.key)) is not None:
             return "running"
         return "failed" if self.failed(cell) is not None else "left"
-
-
-def measured(said: Mapping[str, Any], after: After) -> bool:
-    """Whether a stored result holds all that is asked for."""
-    there = said["after"]
-    has_average = said["config"]["train"]["ema"] is not None
-    wanted = [name for name in after.weights if name != "online" or has_average]
-    deep = there["steps"] >= (after.steps or there["budget"])
-    return deep and all(name in there for name in wanted) and (there["policies"] is not None or not after.policies)
 
 
 # Yes and no of each example -------------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def defaults(cls: type[BaseModel]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("section", CLASSES)
 def test_the_defaults_that_keys_count_from_are_as_pinned(section: str) -> None:
-    pinned, now = json.loads(PINNED.read_text())[section], defaults(CLASSES[section])
+    pinned, now = json.loads(PINNED.read_text(encoding="utf-8"))[section], defaults(CLASSES[section])
     for name in pinned:
         assert name in now and now[name] == pinned[name], (
             f"the default of {name} ({section}) was changed, and the keys of stored results count from it: set the new "

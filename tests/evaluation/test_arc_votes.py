@@ -30,6 +30,7 @@ from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 from tests.evaluation.test_evaluate import made_model, made_run
 from tests.support import SHARED
+from tests.support.rounding import Said, sayings
 
 HERE = Runtime(torch.device("cpu"))
 GOLDEN = SHARED / "golden" / "arc_votes.json"
@@ -59,6 +60,25 @@ def source_of(dataset: Dataset, split: str = "test") -> ArcEvaluation:
     source = dataset.source(split)
     assert isinstance(source, ArcEvaluation)
     return source
+
+
+def val_sayings(model: Reasoner, arc_data: Dataset) -> list[Said]:
+    source = source_of(arc_data, "val")
+    index = np.arange(len(source))
+    batch = source.fetch(index, index)
+    inputs, task_ids = (torch.from_numpy(array.astype(np.int64)) for array in (batch.inputs, batch.task_ids))
+    return sayings(model, inputs, task_ids, 2)
+
+
+@pytest.fixture(scope="session")
+def seed(arc_data: Dataset) -> int:
+    """Of a run folder whose averaged weights leave no vote on val to rounding, and still say something."""
+    for seed in range(22, 60):  # the first is one here, and a processor would have to round strangely to refuse it
+        said = val_sayings(made_model(small(), seed + 100).eval(), arc_data)
+        first, second = (s.logits.argmax(dim=-1) for s in said)
+        if all(s.answers.all() for s in said) and len(second.unique()) > 3 and not torch.equal(first, second):
+            return seed
+    raise AssertionError("every seed has a tie")
 
 
 # From canvas to pass@k ------------------------------------------------------------------------------------------------
@@ -188,9 +208,10 @@ def test_a_limit_keeps_whole_rounds_of_votes(arc_data: Dataset) -> None:
     assert score["at_step"][0]["all_test_inputs"]["pass@1"]["value"] == 1.0
 
 
-def test_two_ranks_predict_what_one_does(arc_data: Dataset) -> None:
+def test_two_ranks_predict_what_one_does(arc_data: Dataset, seed: int) -> None:
     source, domain = source_of(arc_data, "val"), arc_data.domain
-    model = made_model(resolve("arc1-mini", None, {**SMALL, "model": {**SMALL["model"], "max_steps": 1}}))
+    config = resolve("arc1-mini", None, {**SMALL, "model": {**SMALL["model"], "max_steps": 1}})
+    model = made_model(config, seed + 100).eval()
     one = predict(model, domain, source, Settings(2, 64), HERE)
     others: list[Any] = []
 
@@ -204,7 +225,7 @@ def test_two_ranks_predict_what_one_does(arc_data: Dataset) -> None:
         two = predict(model, domain, source, Settings(1, 5), here)
     assert np.array_equal(two.index, np.arange(len(source))) and np.array_equal(two.records.index, two.index)
     assert np.array_equal(two.inputs, one.inputs) and np.array_equal(two.answers[1], one.answers[1])
-    assert np.abs(two.confidence[1] - one.confidence[1]).max() < 1e-4
+    assert (np.abs(two.confidence[1] - one.confidence[1]) <= val_sayings(model, arc_data)[0].reach.numpy()).all()
     assert not np.array_equal(one.answers[1], one.answers[2])
 
 
@@ -236,10 +257,10 @@ def test_the_command_writes_a_submission(
 
 
 def test_the_submission_is_the_majority_of_what_the_model_says(
-    arc_data: Dataset, arc_dir: Path, tmp_path: Path
+    arc_data: Dataset, arc_dir: Path, tmp_path: Path, seed: int
 ) -> None:
     """Recounted from the model alone: one example at a time, augmentations undone by their names."""
-    folder = made_run(small(), tmp_path / "r")
+    folder = made_run(small(), tmp_path / "r", seed)
     out = run(Asked(str(folder), data_dir=arc_dir, splits=("val",), batch=9), HERE)
     written = json.loads((out / "submission-ema-val.json").read_text(encoding="utf-8"))
     source, model = source_of(arc_data, "val"), open_weights(folder).model
@@ -266,14 +287,15 @@ def test_the_submission_is_the_majority_of_what_the_model_says(
 # Task ids -------------------------------------------------------------------------------------------------------------
 
 
-def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp_path: Path) -> None:
+def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp_path: Path, seed: int) -> None:
     """The same model, its puzzle table shuffled as another program numbers its tasks, scores the same."""
-    own = made_run(small(), tmp_path / "own")
+    own = made_run(small(), tmp_path / "own", seed)
     domain = arc_data.domain
     assert isinstance(domain, Arc)
     names = domain.identifiers(small().data.seed)
     order = [0, *(1 + np.random.default_rng(0).permutation(len(names) - 1)).tolist()]
     model = open_weights(own).model
+    reach = float(val_sayings(model, arc_data)[1].reach.max())
     model.table = model.table[torch.tensor(order)]
     published = [names[i] if n % 2 else names[i].replace("|||", "_") for n, i in enumerate(order)]
     write_imported(model, tmp_path / "published", {"kind": "trm"}, published)
@@ -293,7 +315,7 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
         )
 
     q, q_other = logits(one, a / "records/ema-val.npz"), logits(other, b / "records/published-val.npz")
-    assert q.keys() == q_other.keys() and max(abs(q[k] - q_other[k]) for k in q) < 1e-4 < np.ptp(list(q.values()))
+    assert q.keys() == q_other.keys() and max(abs(q[k] - q_other[k]) for k in q) <= reach < np.ptp(list(q.values()))
     scores = one["scores"]["ema"]["val"]["arc"], other["scores"]["published"]["val"]["arc"]
     assert scores[0]["at_step"] == scores[1]["at_step"] and scores[0]["label_rank"] == scores[1]["label_rank"]
     submissions = [

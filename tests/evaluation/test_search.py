@@ -22,6 +22,7 @@ from ponder.model.reasoner import Reasoner
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from tests.conftest import tiny
+from tests.support.rounding import SLACK, nudged
 from tests.support.stub import NEVER, Stub, solved
 
 N, ETA = 40, 0.1
@@ -106,21 +107,36 @@ def test_by_confidence_all_run_to_the_end_and_the_surest_answer_wins(
     inputs, plan = puzzles[0][:7], Plan(3, 4, noise=0.1, seed=5, select="confidence")
     found = search(noisy_model, dataset.domain, inputs, plan, slots=6)
     keys = torch.from_numpy(restart_keys(5, np.arange(7), 3))
-    surest, answers = np.zeros((7, 3, 4)), np.zeros((7, 3, 4, 16), dtype=np.uint8)
-    for restart in range(3):
-        carry = noisy_model.start(keys[:, restart])
-        for t in range(4):
-            step = noisy_model(
-                carry, torch.from_numpy(inputs).long(), noisy_model.table[:1].expand(7, -1), noise=0.1 * (restart > 0)
-            )
-            carry = step.carry
-            surest[:, restart, t], answers[:, restart, t] = step.q_halt.numpy(), step.logits.argmax(-1).numpy()
-    assert len(np.unique(surest[:, :, 0].round(4))) > 7, "the noise should tell the restarts apart"
+
+    def trajectories() -> tuple[torch.Tensor, torch.Tensor]:
+        """Confidence [puzzle, restart, step] and logits."""
+        sure, logits = torch.zeros(7, 3, 4), torch.zeros(7, 3, 4, 16, len(dataset.domain.vocab))
+        for restart in range(3):
+            carry = noisy_model.start(keys[:, restart])
+            for t in range(4):
+                rows, noise = noisy_model.table[:1].expand(7, -1), 0.1 * (restart > 0)
+                step = noisy_model(carry, torch.from_numpy(inputs).long(), rows, noise=noise)
+                carry = step.carry
+                sure[:, restart, t], logits[:, restart, t] = step.q_halt, step.logits
+        return sure, logits
+
+    surest, logits = trajectories()
+    with nudged(noisy_model.state_dict().values(), 0):
+        both = zip(trajectories(), (surest, logits), strict=True)
+        reach, moved = (SLACK * float((new - old).abs().max()) for new, old in both)
+    assert len(np.unique(surest[:, :, 0].numpy().round(4))) > 7, "the noise should tell the restarts apart"
+    clear = 0
     for i in range(7):
-        restart, t = np.unravel_index(surest[i].argmax(), (3, 4))
+        restart, t = divmod(int(surest[i].argmax()), 4)
+        best, second = surest[i].flatten().topk(2).values.tolist()
+        lead = logits[i, restart, t].topk(2).values
+        if best - second <= 2 * reach or float((lead[:, 0] - lead[:, 1]).min()) <= 2 * moved:
+            continue  # rounding might choose another
+        clear += 1
         assert (found.restart[i], found.steps[i]) == (restart, t + 1)
-        assert found.confidence[i] == pytest.approx(surest[i].max(), abs=1e-4)
-        assert (found.answers[i] == answers[i, restart, t]).all()
+        assert abs(found.confidence[i] - best) <= reach
+        assert (found.answers[i] == logits[i, restart, t].argmax(-1).numpy()).all()
+    assert clear >= 5
     assert (found.compute == 12).all() and not found.accepted.any() and len(set(found.restart)) > 1
 
 

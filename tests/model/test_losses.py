@@ -3,6 +3,10 @@
 import torch
 
 from ponder.model.losses import continue_target, log_stablemax, losses
+from tests.support.rounding import EPS
+
+ROUNDED = 16 * EPS
+"""A dozen operations in float32, each of which may be half a bit off."""
 
 
 def oracle(logits: torch.Tensor) -> torch.Tensor:
@@ -15,9 +19,8 @@ def test_stablemax_in_float32_agrees_with_float64() -> None:
     torch.manual_seed(0)
     for scale in (0.01, 1.0, 30.0, 300.0):
         logits = torch.randn(2000, 12) * scale
-        assert (log_stablemax(logits).double() - oracle(logits)).abs().max() < 1e-6 * max(
-            1.0, float(oracle(logits).abs().max())
-        )
+        wanted = oracle(logits)
+        assert (log_stablemax(logits).double() - wanted).abs().max() < ROUNDED * max(1.0, float(wanted.abs().max()))
 
 
 def test_stablemax_gradient_agrees_with_float64() -> None:
@@ -26,7 +29,7 @@ def test_stablemax_gradient_agrees_with_float64() -> None:
     log_stablemax(logits)[:, 3].sum().backward()
     oracle(double)[:, 3].sum().backward()
     assert logits.grad is not None and double.grad is not None
-    assert (logits.grad.double() - double.grad).abs().max() < 1e-6
+    assert (logits.grad.double() - double.grad).abs().max() < ROUNDED
 
 
 def test_stablemax_gradient_where_its_halves_meet() -> None:
@@ -35,10 +38,11 @@ def test_stablemax_gradient_where_its_halves_meet() -> None:
     for picked in range(5):
         logits = values.clone().requires_grad_()
         log_stablemax(logits)[0, picked].backward()
-        step = 1e-5 * torch.eye(5, dtype=torch.float64)
-        differences = (oracle(values + step)[:, picked] - oracle(values - step)[:, picked]) / 2e-5
+        h = 1e-5
+        step = h * torch.eye(5, dtype=torch.float64)
+        differences = (oracle(values + step)[:, picked] - oracle(values - step)[:, picked]) / (2 * h)
         assert logits.grad is not None
-        assert (logits.grad[0] - differences).abs().max() < 1e-4
+        assert (logits.grad[0] - differences).abs().max() < 10 * h  # the second derivative jumps there
 
 
 def test_unsupervised_positions_do_not_count() -> None:
@@ -52,7 +56,7 @@ def test_unsupervised_positions_do_not_count() -> None:
     assert torch.equal(before.total, after.total)
     expected = -oracle(logits).gather(-1, labels[..., None])[..., 0]
     mean = expected[0, :2].mean() + expected[1].mean() + expected[2].mean()
-    assert abs(float(before.total) - float(mean)) < 1e-5
+    assert abs(float(before.total) - float(mean)) < ROUNDED * float(mean)
 
 
 def test_exact_needs_every_supervised_position() -> None:
@@ -67,4 +71,4 @@ def test_exact_needs_every_supervised_position() -> None:
 
 def test_continue_target_is_the_best_of_the_next_step_but_halting_at_the_last() -> None:
     target = continue_target(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 2.0]), torch.tensor([False, True]))
-    assert torch.allclose(target, torch.sigmoid(torch.tensor([2.0, 1.0])))
+    assert torch.equal(target, torch.sigmoid(torch.tensor([2.0, 1.0])))

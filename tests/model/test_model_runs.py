@@ -17,7 +17,8 @@ from ponder.model import losses
 from ponder.model.layers import SHORT, Layer, compile_blocks
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
-from tests.support.models import PRESETS, TASKS, TOKENS, VOCAB, Batch, advance, apart, batch, build, gradients, small
+from tests.support.models import PRESETS, TASKS, TOKENS, VOCAB, Batch, advance, batch, build, gradients, small
+from tests.support.rounding import DRAWS, agree, apart, limits, nudged, spread
 
 RANDOM: dict[str, Any] = {"dropout": 0.2, "state_dropout": 0.1, "noise": 0.02}
 RECURRENT = tuple(name for name in PRESETS if name != "dense")
@@ -33,39 +34,46 @@ RECURRENT = tuple(name for name in PRESETS if name != "dense")
 def test_a_slot_depends_neither_on_its_neighbours_nor_on_when_they_reset(config: ModelConfig, train: bool) -> None:
     model, steps = build(config).train(train), 3
     mine = batch(1, seed=7)
-    with torch.no_grad():
-        carry, alone = model.start(mine.keys), []
+
+    def alone() -> list[Tensor]:
+        carry, out = model.start(mine.keys), []
         for _ in range(steps):
             step = advance(model, mine, carry)
             carry = step.carry
-            alone.append(step)
+            assert step.q_halt is not None
+            out += [step.logits[0], step.q_halt[0]]
+        return out
+
+    with torch.no_grad():
+        within, expected = limits(alone, model.state_dict().values()), alone()
         for resets in ([], [1], [0, 2], [0, 1, 2]):
             others = batch(4, seed=len(resets))
             index = torch.tensor([0, 1, -1, 2, 3])
             joined = Batch(*(torch.cat((getattr(others, f), getattr(mine, f)))[index] for f in Batch.__annotations__))
-            carry = model.start(joined.keys)
+            carry, found = model.start(joined.keys), []
             for number in range(steps):
                 if number in resets:
                     where = torch.tensor([True, number % 2 == 0, False, True, number % 2 == 1])
                     carry = model.reset(carry, where, joined.keys + number + 1)
                 step = advance(model, joined, carry)
                 carry = step.carry
-                assert apart(step.logits[2], alone[number].logits[0]) < 1e-5
                 assert step.q_halt is not None
-                expected = alone[number].q_halt
-                assert expected is not None
-                assert float((step.q_halt[2] - expected[0]).abs()) < 2e-5
+                found += [step.logits[2], step.q_halt[2]]
+            agree(found, expected, within)
 
 
 def test_the_order_of_the_batch_does_not_matter() -> None:
     model, b = build(small(**RANDOM)).train(), batch(6)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
+
+    def two_steps() -> list[Tensor]:
+        first = advance(model, b)
+        return [first.logits[order], advance(model, b, first.carry).logits[order]]
+
     with torch.no_grad():
-        for _ in range(2):
-            step, permuted = advance(model, b), advance(model, b.take(order))
-            assert apart(permuted.logits, step.logits[order]) < 1e-5
-        taken = step.carry.take(order)
-        assert apart(advance(model, b.take(order), taken).logits, advance(model, b, step.carry).logits[order]) < 1e-5
+        within, carry = limits(two_steps, model.state_dict().values()), advance(model, b).carry.take(order)
+        permuted = [advance(model, b.take(order)).logits, advance(model, b.take(order), carry).logits]
+        agree(permuted, two_steps(), within)
 
 
 def test_reset_starts_over_exactly_the_slots_it_names() -> None:
@@ -121,9 +129,9 @@ MASKED = [
 ]
 
 
-def logits_at(length: int, config: ModelConfig, b: Batch) -> Tensor:
+def logits_at(length: int, config: ModelConfig, b: Batch, model: Reasoner | None = None) -> Tensor:
     """Logits at the real positions when the puzzles are padded to `length`, after two ACT steps."""
-    model = build(config, tokens=length).eval()
+    model = model or build(config, tokens=length).eval()
     assert config.positions != "learned"  # all other weights have shapes that do not depend on the length
     padded = Batch(torch.nn.functional.pad(b.inputs, (0, length - TOKENS)), b.labels, b.task_ids, b.keys)
     with torch.no_grad():
@@ -133,9 +141,11 @@ def logits_at(length: int, config: ModelConfig, b: Batch) -> Tensor:
 @pytest.mark.parametrize("changes", MASKED)
 def test_with_the_key_mask_the_amount_of_padding_does_not_matter(changes: dict[str, Any]) -> None:
     b, config = batch(), small(key_mask=True, **changes)
-    plain = logits_at(TOKENS, config, b)
+    model = build(config).eval()
+    plain = logits_at(TOKENS, config, b, model)
+    within = limits(lambda: [logits_at(TOKENS, config, b, model)], model.state_dict().values())
     for length in (TOKENS + 1, 3 * TOKENS, SHORT + 20):
-        assert apart(logits_at(length, config, b), plain) < 1e-4
+        agree([logits_at(length, config, b)], [plain], within)
 
 
 def test_without_the_key_mask_it_does() -> None:
@@ -170,14 +180,13 @@ def agrees_with_eager(config: ModelConfig, compiler: Callable[[Reasoner], None])
     torch.compiler.reset()
     compiler(compiled)
     assert list(compiled.state_dict()) == names
-    carries = [model.start(b.keys) for model in (eager, compiled)]
-    for _ in range(2):
-        plain, fast = (advance(model, b, carry) for model, carry in zip((eager, compiled), carries, strict=True))
-        assert apart(fast.logits, plain.logits) < 1e-4
-        carries = [plain.carry.detach(), fast.carry.detach()]
-    wanted, got = gradients(eager, plain.logits.square().sum()), gradients(compiled, fast.logits.square().sum())
-    for name in wanted:
-        assert apart(got[name], wanted[name]) < 1e-3, name
+
+    def two_steps(model: Reasoner) -> list[Tensor]:
+        first = advance(model, b)
+        second = advance(model, b, first.carry.detach())
+        return [first.logits, second.logits, *gradients(model, second.logits.square().sum()).values()]
+
+    agree(two_steps(compiled), two_steps(eager), limits(lambda: two_steps(eager), eager.state_dict().values()))
     torch.compiler.reset()
 
 
@@ -209,10 +218,10 @@ def test_the_default_compiler_agrees_with_eager(config: ModelConfig) -> None:
     agrees_with_eager(config, compile_blocks)
 
 
-def trained(model: Reasoner, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits of a second step and the gradients of the whole training loss."""
-    carry = advance(model, b).carry.detach() if model.config.states else model.start(b.keys)
-    step = advance(model, b, carry)
+def trained(model: Reasoner, b: Batch, step_number: int = 2) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits of a step and the gradients of the whole training loss."""
+    second = model.config.states and step_number == 2
+    step = advance(model, b, advance(model, b).carry.detach() if second else None)
     target = None
     if step.q_continue is not None:
         with torch.no_grad():
@@ -228,18 +237,24 @@ def trained(model: Reasoner, b: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 def test_bfloat16_autocast_is_finite_and_close_to_float32(name: str) -> None:
     torch.manual_seed(0)
     model, b = Reasoner(small(name, width=32), VOCAB, TOKENS, TASKS).train(), batch(16)
-    exact, wanted = trained(model, b)
+
+    def results() -> list[Tensor]:
+        """Logits and all gradients of the first step: later ones are mostly what rounding made of it."""
+        logits, found = trained(model, b, step_number=1)
+        return [logits.float(), torch.cat([grad.flatten().float() for grad in found.values()])]
+
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        close, got = trained(model, b)
-        step = advance(model, b)
-    assert close.isfinite().all()
-    if step.q_halt is not None:
-        assert step.q_halt.dtype == torch.float32
-    together = [torch.cat([found[n].flatten() for n in wanted]).float() for found in (got, wanted)]
-    assert together[0].isfinite().all()
+        got, step = results(), advance(model, b)
+    assert step.q_halt is None or step.q_halt.dtype == torch.float32
+    assert all(result.isfinite().all() for result in got)
     if name != "trm-mlp":  # whose trajectory amplifies rounding (tests/test_parity.py)
-        assert apart(close.float(), exact) < 0.1
-        assert float(torch.cosine_similarity(together[0], together[1], dim=0)) > 0.97
+        moved = []
+        for draw in range(DRAWS):
+            with nudged(model.state_dict().values(), draw, part=2**-9):  # half of bfloat16's last bit
+                moved.append(results())
+        within = spread(results(), moved, slack=4)
+        agree(got, results(), within)
+        assert max(within) < 1
 
 
 def test_bfloat16_carries_stay_bfloat16() -> None:

@@ -16,9 +16,10 @@ from ponder.base.errors import UserError
 from ponder.model.published import load_official, official_config, read_checkpoint, trajectory
 from ponder.model.reasoner import Reasoner
 from tests.support import golden
+from tests.support.rounding import agree, apart, limits
 
-WITHIN = 1e-4
-LOSS_WITHIN = 1e-5
+CLEAR = 0.1
+"""Above this a limit says nothing."""
 COMPACT = ("hrm", "hrm_learned_positions", "trm", "trm_mlp", "urm")
 LARGE = ("hrm", "trm", "trm_mlp", "urm")
 
@@ -39,6 +40,7 @@ class Case:
     gradients: dict[str, Callable[[Tensor], float]]
     """Their name -> how far one of our gradients is from theirs."""
     rows: Tensor
+    chaotic: bool = False
 
     def model(self, **config: Any) -> Reasoner:
         return load_official(self.kind, {**self.config, **config}, self.weights)
@@ -67,7 +69,7 @@ def _compact_case(name: str) -> Case:
 
         def measure(ours: Tensor) -> float:
             of_norm = abs(float(ours.norm()) - norm) / norm
-            return max(of_norm, golden.apart(ours.flatten()[: len(first)], first))
+            return max(of_norm, apart(ours.flatten()[: len(first)], first))
 
         return measure
 
@@ -99,7 +101,7 @@ def _large_case(name: str) -> Case:
         return {name.removeprefix(folder): t for name, t in tensors.items() if name.startswith(folder)}
 
     def distance(theirs: Tensor) -> Callable[[Tensor], float]:
-        return lambda ours: golden.apart(ours, theirs)
+        return lambda ours: apart(ours, theirs)
 
     steps = [
         {name.removesuffix("_logits"): t for name, t in under(f"eval/step{number}/").items()} for number in range(1, 5)
@@ -117,6 +119,7 @@ def _large_case(name: str) -> Case:
         parts={name: value for name, value in metrics.items() if name.endswith("loss")},
         gradients={name: distance(theirs) for name, theirs in under("grad/").items()},
         rows=tensors["grad_puzzle_embedding_rows"],
+        chaotic=name == "trm_mlp",
     )
 
 
@@ -141,44 +144,62 @@ def hrm() -> Case:
 def test_outputs_at_each_of_four_steps(case: Case) -> None:
     # TRM and URM have the continue logit too, untrained; asking for its loss makes ours return it.
     model = case.model(no_ACT_continue=False)
-    steps = trajectory(model, case.inputs, case.task_ids, steps=4)
-    assert len(case.steps) == 4
-    for number, (ours, theirs) in enumerate(zip(steps, case.steps, strict=True), start=1):
-        if number > 1 and not _repeats_here(case, number):
-            pytest.skip(
-                f"this processor rounds otherwise than the golden file's: steps from {number} on are not tested"
-            )
-        assert ours.q_halt is not None
-        assert ours.q_continue is not None
-        assert golden.apart(ours.logits, theirs["logits"]) < WITHIN
-        assert golden.apart(ours.q_halt, theirs["q_halt"]) < WITHIN
-        assert golden.apart(ours.q_continue, theirs["q_continue"]) < WITHIN
+    names = ("logits", "q_halt", "q_continue")
+
+    def ours() -> list[Tensor]:
+        steps = trajectory(model, case.inputs, case.task_ids, steps=4)
+        return [getattr(step, name) for step in steps for name in names]
+
+    theirs = [step[name] for step in case.steps for name in names]
+    within = limits(ours, model.state_dict().values())
+    assert len(theirs) == 12
+    # The large TRM-MLP case amplifies rounding about 50-fold per step: what its file says of the third and the fourth
+    # is one processor's rounding. The next test looks at these.
+    clear = 6 if case.chaotic else 12
+    assert max(within[:clear]) < CLEAR
+    agree(ours()[:clear], theirs[:clear], within[:clear])
 
 
-def _repeats_here(case: Case, step: int) -> bool:
-    """Whether the authors' own operations, run on this machine, give the file's numbers at all.
+@pytest.mark.parametrize(
+    "case", [(_compact_case, "trm_mlp"), (_large_case, "trm_mlp")], ids=["compact", "large"], indirect=True
+)
+def test_each_step_of_trm_mlp_is_the_authors(case: Case) -> None:
+    """In float64 and from wherever ours stands, so that no step inherits what rounding did before it."""
+    model = case.model()
+    carry = model.start(torch.zeros(len(case.inputs), dtype=torch.int64))
 
-    The large TRM-MLP case amplifies rounding about 50-fold per step: at the fourth, float32 is 0.7 away from float64.
-    """
-    if not case.config.get("mlp_t"):
-        return True
-    again = golden.trm_mlp_in_the_authors_order(case.weights, case.inputs, case.task_ids, torch.float32)
-    return golden.apart(again[step - 1], case.steps[step - 1]["logits"]) < WITHIN
+    def ours() -> list[Tensor]:
+        after = model(carry, case.inputs, model.table[case.task_ids])
+        return [after.logits, after.carry.states.h, after.carry.states.l]
+
+    with torch.no_grad():
+        for _ in range(4):
+            assert carry.states.h is not None and carry.states.l is not None
+            theirs = golden.trm_mlp_step(case.weights, case.inputs, case.task_ids, carry.states.h, carry.states.l)
+            agree(ours(), theirs, limits(ours, model.state_dict().values()))
+            carry = model(carry, case.inputs, model.table[case.task_ids]).carry
 
 
 def test_training_loss_and_every_gradient(case: Case) -> None:
     model = case.model()
-    ours = golden.first_step_gradients(model, case.inputs, case.labels, case.task_ids)
-    assert float(ours.loss.total.detach()) == pytest.approx(case.loss, rel=LOSS_WITHIN)
-    named = {"lm_loss": ours.loss.answer, "q_halt_loss": ours.loss.halt, "q_continue_loss": ours.loss.cont}
-    for name, value in case.parts.items():
-        assert float(named[name]) == pytest.approx(value, rel=LOSS_WITHIN), name
     theirs = golden.named_like_ours(case.kind, case.gradients)
-    trained = {name for name, _ in model.named_parameters()}
-    assert set(theirs) == set(ours.gradients) == trained
+    parts = {"lm_loss": "answer", "q_halt_loss": "halt", "q_continue_loss": "cont"}
+
+    def ours() -> dict[str, Tensor]:
+        found = golden.first_step_gradients(model, case.inputs, case.labels, case.task_ids)
+        said = {name: getattr(found.loss, parts[name]) for name in case.parts}
+        return {"loss": found.loss.total, **said, "rows": found.rows, **found.gradients}
+
+    got = ours()
+    within = dict(zip(got, limits(lambda: list(ours().values()), model.state_dict().values()), strict=True))
+    wanted = {"loss": case.loss, **case.parts}
+    for name, value in wanted.items():
+        assert apart(got[name], torch.tensor(value, dtype=torch.float64)) <= within[name], name
+    assert set(theirs) == {name for name, _ in model.named_parameters()}
+    assert got.keys() == {"rows", *wanted, *theirs}
     for name, distance in theirs.items():
-        assert distance(ours.gradients[name]) < WITHIN, name
-    assert golden.apart(ours.rows, case.rows) < WITHIN
+        assert distance(got[name]) <= within[name] < CLEAR, name
+    assert apart(got["rows"], case.rows) <= within["rows"] < CLEAR
 
 
 def test_halt_only_models_do_not_train_the_continue_logit() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ponder.base import stats
 from ponder.base.errors import UserError
 from ponder.base.stats import Estimate
 from ponder.reports import pages as report
@@ -22,88 +21,18 @@ from ponder.reports.pages import gather, main_report, make, study_text, which_te
 from ponder.reports.tables import MISSING, as_csv, entries, page_of
 from ponder.reports.values import Clock, Quantity, compare, read, scores
 from ponder.studies import spec as study
+from ponder.studies.result import CellResult
 from ponder.studies.spec import Cell, Study
-from ponder.studies.store import Store, pack
+from ponder.studies.store import Store
 from tests.support import ROOT
-
-N = 200
-Answers = Callable[[Cell, str], np.ndarray[Any, np.dtype[np.bool_]]]
-
-
-def stored(cell: Cell, answers: Answers, seconds: float = 100.0, curve: list[float] | None = None) -> dict[str, Any]:
-    """A cell as the runner stores it: `answers` says which examples of a split are right at the training budget. At
-    the last forced step one wrong example more is right. The curve of every split is `curve`, or rises to the end."""
-    domain = cell.config.data.make()
-    splits = {name: info for name, info in domain.splits.items() if info.role != "train"}
-    budget = cell.config.model.max_steps
-    steps = max(cell.after.steps or budget, budget)
-    right = {name: answers(cell, name) for name in splits}
-    means = {name: float(bits.mean()) for name, bits in right.items()}
-
-    def measured(name: str) -> dict[str, Any]:
-        bits = right[name]
-        end = bits.copy()
-        end[np.flatnonzero(~end)[:1]] = True
-        by_step = [means[name] * min(1, k / budget) for k in range(1, steps)] + [float(end.mean())]
-        if steps == budget:
-            by_step[-1], end = means[name], bits
-        by_step[budget - 1] = means[name]
-        both = {"exact": pack(bits), "valid": pack(bits)}
-        return {
-            "role": splits[name].role,
-            "n": N,
-            "of": N,
-            "exact": by_step,
-            "valid": by_step,
-            "token": by_step,
-            "confidence": by_step,
-            "best_full": {"exact": means[name], "valid": means[name], "token": means[name]},
-            "halting": {"exact": means[name], "valid": means[name], "token": means[name], "mean_step": 2.0},
-            "bits": both,
-            "bits_end": {"exact": pack(end), "valid": pack(end)},
-        }
-
-    def evaluation(place: int, of: int) -> dict[str, Any]:
-        scored = {}
-        for name in splits:
-            value = means[name] * (place + 1) / of if curve is None else curve[place]
-            scored[name] = {"exact": value, "valid": value, "token": value, "best_full": value}
-        return {"update": 10 * (place + 1), "seconds": seconds * (place + 1) / of, "ema": scored, "online": scored}
-
-    count = len(curve or range(4))
-    rows = [evaluation(place, count) for place in range(count)]
-    policies = [{"policy": "full", "mean_steps": 4.0, "valid": {"value": 0.5}, "exact": {"value": 0.5}}]
-    weights = {"update": rows[-1]["update"], "splits": {name: measured(name) for name in splits}}
-    return {
-        "key": cell.key,
-        "config": cell.config.flat(),
-        "data_hash": f"hash of {cell.task} {cell.config.data.flat().get('labels')}",
-        "updates": rows[-1]["update"],
-        "seconds": seconds,
-        "n": dict.fromkeys(splits, 50),
-        "curve": rows,
-        "train": {},
-        "summary": {"chosen_on_val": {"update": 20}, "mean_grad_norm": 1.0 + cell.seed},
-        "cost": {"parameters": 1234},
-        "after": {
-            "steps": steps,
-            "budget": budget,
-            "ema": weights,
-            "online": weights,
-            "policies": {"split": "test", "n": N, "results": policies},
-        },
-    }
-
-
-def some_right(share: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    return np.arange(N) < round(share * N)
+from tests.support.cells import Answers, N, raw_result, result, some_right
 
 
 def write(study_: Study, results: Path, answers: Answers, skip: Callable[[Cell], bool] = lambda _: False) -> None:
     store = Store(results / "cells")
     for cell in study_.cells("mini"):
         if not skip(cell):
-            store.write(cell.key, stored(cell, answers))
+            store.write(result(cell, answers))
 
 
 def two(**fields: Any) -> Study:
@@ -130,55 +59,7 @@ def known(cell: Cell, split: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return some_right(SHARES[cell.variant, cell.seed])
 
 
-# Statistics -----------------------------------------------------------------------------------------------------------
-
-
-def test_quantiles_are_those_of_the_tables() -> None:
-    for freedom, t in ((1, 12.7062), (2, 4.30265), (3, 3.18245), (9, 2.26216), (30, 2.04227), (1000, 1.96234)):
-        assert stats.t95(freedom) == pytest.approx(t, rel=1e-5)
-    for p, a, b, f in ((0.95, 3, 7, 4.34683), (0.975, 2, 2, 39.0), (0.025, 2, 2, 1 / 39), (0.95, 10, 20, 2.34788)):
-        assert stats.f_quantile(p, a, b) == pytest.approx(f, rel=1e-5)
-
-
-@pytest.mark.parametrize(("right", "n"), [(0, 16), (16, 16), (50, 100), (97, 100)])
-def test_one_seed_has_the_wilson_interval_of_its_wider_side(right: int, n: int) -> None:
-    """Wilson's ends are the shares q from which right / n lies 1.96 standard errors of q away."""
-    p, z2n = right / n, 1.959964**2 / n
-    low, high = np.sort(np.roots([1 + z2n, -(2 * p + z2n), p * p]).real)
-    found, reach = stats.estimate([p], n), max(high - p, p - low)
-    assert found.low == pytest.approx(max(0, p - reach), abs=1e-6)
-    assert found.high == pytest.approx(min(1, p + reach), abs=1e-6)
-    assert found.sd is None and stats.estimate([0.5], None).low is None
-
-
-def test_difference_intervals_cover_the_truth_on_new_seeds_and_new_examples() -> None:
-    """Seeds shift each model, examples shift both: the interval must cover the true difference 95% of the time."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(400):
-        easy = rng.normal(0, 0.2, 150)  # examples that are easy for both
-        sides = []
-        for mean in (0.6, 0.5):
-            chance = np.clip(mean + easy + rng.normal(0, 0.03, 3)[:, None], 0, 1)
-            sides.append(rng.random((3, 150)) < chance)
-        a, b = sides
-        half = stats.paired_half(a.astype(float) - b)
-        found = stats.difference(a.mean(axis=1).tolist(), b.mean(axis=1).tolist(), half, 150)
-        assert found.low is not None and found.high is not None
-        covered += found.low <= 0.1 <= found.high
-    assert 0.93 <= covered / 400 <= 1.0
-
-
-def test_spread_ratio_is_the_f_test() -> None:
-    a, b = [0.1, 0.2, 0.3], [0.5, 0.9, 0.1]
-    found = stats.spread_ratio(a, b)
-    assert found is not None and found.low is not None and found.high is not None
-    ratio = statistics.variance(a) / statistics.variance(b)
-    assert math.exp(2 * found.value) == pytest.approx(ratio)
-    assert math.exp(2 * found.low) == pytest.approx(ratio / 39) and math.exp(2 * found.high) == pytest.approx(
-        ratio * 39
-    )
-    assert stats.spread_ratio([0.1, 0.1], b) is None and stats.spread_ratio([0.1], b) is None
+# Decisions ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -280,10 +161,10 @@ def test_life_ood_is_the_mean_of_five_splits(tmp_path: Path) -> None:
 
 def test_last_chosen_and_peak_are_told_apart(tmp_path: Path) -> None:
     cell = two().cells("mini")[0]
-    said = stored(cell, known, curve=[0.1, 0.3, 0.9, 0.6])
+    kept = result(cell, known, curve=[0.1, 0.3, 0.9, 0.6])
 
     def value(**of: Any) -> float:
-        found = read(said, Quantity(score="Sudoku", **of))
+        found = read(kept, Quantity(score="Sudoku", **of))
         assert found is not None
         return found.value
 
@@ -291,9 +172,9 @@ def test_last_chosen_and_peak_are_told_apart(tmp_path: Path) -> None:
     assert value(checkpoint="chosen") == 0.3 and value(checkpoint="peak") == 0.9
     assert value(checkpoint="end_of_curve") == 0.6 and value(checkpoint="peak", show="update") == 30
     assert value(way=1) == pytest.approx(SHARES["a", 0] / 4)
-    assert read(said, Quantity(score="Sudoku", way=99)) is None
-    assert read(said, Quantity(score="Maze")) is not None  # the split has the same name
-    assert read(said, Quantity(score="Life ID")) is None
+    assert read(kept, Quantity(score="Sudoku", way=99)) is None
+    assert read(kept, Quantity(score="Maze")) is not None  # the split has the same name
+    assert read(kept, Quantity(score="Life ID")) is None
 
 
 def test_half_finished_study_shows_missing_as_missing(tmp_path: Path) -> None:
@@ -345,7 +226,7 @@ def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_pat
     for cell in study_.cells("mini"):
         slow = cell.variant == "b"  # twice as slow, and better at each update
         curve = [0.2, 0.4, 0.6, 0.8] if slow else [0.1, 0.3, 0.5, 0.7]
-        store.write(cell.key, stored(cell, known, 200.0 if slow else 100.0, curve))
+        store.write(result(cell, known, 200.0 if slow else 100.0, curve))
     made = make(study_, "mini", tmp_path)
     by_clock = {axis: {e.row: e for e in entries(made.results, made.page, axis)} for axis in ("seconds", "update")}
     # a ends after 100 s at 0.7; b is at its second of four evaluations then.
@@ -353,20 +234,21 @@ def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_pat
     assert by_clock["seconds"]["a"].ours.value == pytest.approx(0.7)  # type: ignore[union-attr]
     assert by_clock["seconds"]["b"].difference.value == pytest.approx(-0.3)  # type: ignore[union-attr]
     assert by_clock["update"]["b"].difference.value == pytest.approx(0.1)  # type: ignore[union-attr]
-    said = stored(study_.cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
-    between = read(said, Quantity(score="Sudoku"), Clock("seconds", 60.0))
+    kept = result(study_.cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
+    between = read(kept, Quantity(score="Sudoku"), Clock("seconds", 60.0))
     assert between is not None and between.value == pytest.approx(0.38)
-    assert read(said, Quantity(score="Sudoku"), Clock("seconds", 20.0)) is None
+    assert read(kept, Quantity(score="Sudoku"), Clock("seconds", 20.0)) is None
     assert "At equal wall-clock" in report.study_text(made) and "Sudoku 100)" in report.study_text(made)
     assert [v.verdict for v in made.verdicts] == [CONTRARY, UNDECIDED]
     assert "other side" in made.verdicts[0].compared[0].why
 
 
 def test_evaluations_do_not_count_as_training_time(tmp_path: Path) -> None:
-    said = stored(two().cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
-    for row in said["curve"]:
+    raw = raw_result(two().cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
+    for row in raw["curve"]:
         row["update_seconds"] = row["seconds"] / 2
-    assert read(said, Quantity(score="Sudoku"), Clock("seconds", 50.0)).value == pytest.approx(0.7)  # type: ignore[union-attr]
+    found = read(CellResult.model_validate(raw), Quantity(score="Sudoku"), Clock("seconds", 50.0))
+    assert found is not None and found.value == pytest.approx(0.7)
 
 
 def test_a_field_is_given_for_each_task_and_what_a_cell_lacks_is_not_called_missing(tmp_path: Path) -> None:
@@ -375,11 +257,11 @@ def test_a_field_is_given_for_each_task_and_what_a_cell_lacks_is_not_called_miss
         measure={"columns": columns}, paper_numbers=None, scales={"mini": {"tasks": ["sudoku", "maze"], "seeds": [0]}}
     )
     for cell in study_.cells("mini"):
-        said = stored(cell, known)
-        said["summary"]["mean_grad_norm"] = {"sudoku": 1.5, "maze": 2.5}[cell.task]
-        said["after"]["ema"]["splits"]["test"]["halting"] = None
+        raw = raw_result(cell, known)
+        raw["summary"]["mean_grad_norm"] = {"sudoku": 1.5, "maze": 2.5}[cell.task]
+        raw["after"]["ema"]["splits"]["test"]["halting"] = None
         if cell.variant == "a":
-            Store(tmp_path / "cells").write(cell.key, said)
+            Store(tmp_path / "cells").write(CellResult.model_validate(raw))
     text = study_text(make(study_, "mini", tmp_path))
     assert "| a | 1.5 | 2.5 | n/a |" in text and "| b | missing | missing | missing |" in text
 
@@ -388,11 +270,13 @@ def test_arc_votes_are_read_at_the_budget_and_at_the_end() -> None:
     def voted(step: int, value: float) -> dict[str, Any]:
         return {"step": step, "all_test_inputs": {"pass@2": {"value": value}}}
 
-    arc = {"tasks": 20, "at_step": [voted(4, 0.25), voted(9, 0.5)]}
-    said = {"after": {"budget": 4, "steps": 9, "ema": {"splits": {"test": {"arc": arc}}}}}
+    raw = raw_result(two().cells("mini")[0], known)
+    raw["after"] |= {"budget": 4, "steps": 9, "online": None}
+    raw["after"]["ema"]["splits"]["test"]["arc"] = {"tasks": 20, "at_step": [voted(4, 0.25), voted(9, 0.5)]}
+    kept = CellResult.model_validate(raw)
 
     def value(**of: Any) -> float | None:
-        found = read(said, Quantity(score="ARC-AGI-1 pass@2", **of))
+        found = read(kept, Quantity(score="ARC-AGI-1 pass@2", **of))
         return None if found is None else found.value
 
     assert (value(), value(way="end")) == (0.25, 0.5)
@@ -463,13 +347,11 @@ def test_physical_batch_says_which_mode_shows_the_gap(tmp_path: Path) -> None:
     assert "trajectory (independent: not confirmed: undecided; trajectory: confirmed)" in said
     assert "There the summed gradients" in said and "What could make it" not in said
 
-    write(study_, tmp_path / "norms", lambda *_: some_right(0.5))
     store = Store(tmp_path / "norms" / "cells")
     for cell in study_.cells("mini"):
-        found = store.read(cell)
-        assert found is not None
-        found["summary"]["mean_grad_norm"] = (3.0 if cell.variant == "trajectory-4" else 1.0) + 0.01 * cell.seed
-        store.write(cell.key, found)
+        raw = raw_result(cell, lambda *_: some_right(0.5))
+        raw["summary"]["mean_grad_norm"] = (3.0 if cell.variant == "trajectory-4" else 1.0) + 0.01 * cell.seed
+        store.write(CellResult.model_validate(raw))
     said = which_text(make(study_, "mini", tmp_path / "norms"))
     assert "none of them" in said and "What could make it" in said
 
@@ -638,7 +520,7 @@ def test_results_md_links_what_exists_and_counts_every_finding(tmp_path: Path, m
 def test_language_models_fill_their_columns_from_stored_results(tmp_path: Path) -> None:
     study_ = study.load("main-results")
     write(study_, tmp_path, lambda *_: some_right(0.5), skip=lambda c: c.task != "sudoku")
-    data_hash = next(c for c in gather(study_, "mini", tmp_path, False).cells.values() if c)["data_hash"]
+    data_hash = next(c for c in gather(study_, "mini", tmp_path, False).cells.values() if c).data_hash
     share = {"value": 0.25, "low": 0.1, "high": 0.4}
     said = {
         "model": "some-llm",

@@ -20,16 +20,16 @@ def older(store: Store, name: str, cell: Cell, label: str, steps: int) -> dict[s
     after = {"steps": steps, "budget": 4, "examples": 1000, "ema": {}, "policies": None}
     result = {"key": name, "label": label, "config": config, "curve": [0.1, 1e-7], "after": after}
     store.root.mkdir(parents=True, exist_ok=True)
-    (store.root / f"{name}.json").write_text(json.dumps(result, separators=(",", ":")))
+    (store.root / f"{name}.json").write_text(json.dumps(result, separators=(",", ":")), encoding="utf-8")
     folder = store.folder(name)
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    store.log(name).write_text(f"log of {name}")
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    store.log(name).write_text(f"log of {name}", encoding="utf-8")
     return result
 
 
 def found(path: Path) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads(path.read_text())
+    read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read
 
 
@@ -41,7 +41,7 @@ def test_results_and_runs_get_the_names_that_studies_look_for(
     kept = older(store, "aaaaaaaaaaaa", first, "a/one/sudoku/s0", 24)
     less = older(store, "bbbbbbbbbbbb", first, "b/two/sudoku/s0", 4)
     four = older(store, "cccccccccccc-t4", second, "c/three/sudoku/s0", 4)
-    (store.root / "dddddddddddd.json").write_text("{")
+    (store.root / "dddddddddddd.json").write_text("{", encoding="utf-8")
     where = ["--results", str(store.root), "--runs", str(store.runs)]
     assert main(["study", "status", "stabilization", *where]) == 2
     assert "3 more are of an older ponder: run `ponder study migrate` once" in capsys.readouterr().err
@@ -54,7 +54,7 @@ def test_results_and_runs_get_the_names_that_studies_look_for(
     assert found(store.path(f"{second.key}-t4")) == {"version": 2, **four, "key": f"{second.key}-t4"}
     assert [found(store.root / "old" / f"{each['key']}.json") for each in (kept, less, four)] == [kept, less, four]
     assert {path.name for path in store.runs.iterdir()} >= {first.key, f"{second.key}-t4", "bbbbbbbbbbbb"}
-    assert store.log(first.key).read_text() == "log of aaaaaaaaaaaa"
+    assert store.log(first.key).read_text(encoding="utf-8") == "log of aaaaaaaaaaaa"
     assert [path.name for path in store.older()] == ["dddddddddddd.json"]
 
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}

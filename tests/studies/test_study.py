@@ -1,6 +1,9 @@
 """Studies: what a file may say, which cells it comes to, and what is kept of a cell."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +20,13 @@ from ponder.model import cost
 from ponder.studies import cost as study_cost
 from ponder.studies import spec as study
 from ponder.studies.cell import one_training, run_cell, thinned, together
+from ponder.studies.result import CellResult, Measured
 from ponder.studies.spec import After, Cell, chosen, plan
-from ponder.studies.store import Store, measured, pack, unpack
+from ponder.studies.store import Store, pack, unpack
 from ponder.training import curves
 from ponder.training.loop import Limits
+from tests.support import ROOT
+from tests.support.cells import raw_result, result, some_right
 
 TASKS = {
     "sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train.updates": 30}}, "paper": {"preset": "sudoku-paper"}}
@@ -213,15 +219,18 @@ def test_bits_survive_and_windows_keep_means_maxima_and_ends() -> None:
     assert thinned(rows[:7])["grad_norm"] == [float(i) for i in range(1, 8)]
 
 
-def test_a_result_is_whole_only_if_all_that_is_asked_for_was_measured() -> None:
-    said: dict[str, Any] = {"config": {"train": {"ema": 0.9}}}
-    said["after"] = {"steps": 8, "budget": 4, "ema": {}, "policies": None}
-    assert measured(said, After()) and measured(said, After(steps=8))
-    assert not measured(said, After(steps=9))
-    assert not measured(said, After(weights=("online",)))
-    assert not measured(said, After(policies=True))
-    said["config"]["train"]["ema"] = None  # then there is nothing but the online weights
-    assert measured(said, After(weights=("ema", "online")))
+def test_a_result_is_whole_only_if_all_that_is_asked_for_was_measured(folder: Path) -> None:
+    cell = written(folder).cells("mini")[0]
+    there = Measured.model_validate({"steps": 8, "budget": 4, "examples": 1000, "ema": {"update": 1, "splits": {}}})
+
+    def covers(**asked: Any) -> bool:
+        return there.covers(replace(cell, after=After(**asked)))
+
+    assert covers() and covers(steps=8) and there.covers(replace(cell, scale="smoke"))
+    assert not covers(steps=9) and not covers(weights=("online",)) and not covers(policies=True)
+    assert not there.covers(replace(cell, scale="paper"))  # which asks for more examples
+    cell = replace(cell, config=resolve("sudoku-mini", None, {"train": {"ema": None}}))
+    assert covers(weights=("ema", "online"))  # there is nothing but the plain weights
     assert together([After(), After(steps=3)], budget=4).steps == 4
 
 
@@ -231,14 +240,35 @@ def test_results_are_written_whole_and_a_damaged_one_is_named(tmp_path: Path, fo
     assert store.read(cell) is None and store.state(cell) == "left"
     store.fail(cell.key, "it burnt")
     assert store.failed(cell) == "it burnt" and store.state(cell) == "failed"
-    said = {"config": {"train": {"ema": None}}, "after": {"steps": 4, "budget": 4, "ema": {}, "policies": None}}
-    store.write(cell.key, said)
-    assert store.read(cell) == said and store.state(cell) == "done" and store.failed(cell) is None
+    kept = result(cell, lambda *_: some_right(0.5))
+    store.write(kept)
+    assert store.read(cell) == kept and store.state(cell) == "done" and store.failed(cell) is None
     assert [p.name for p in store.root.iterdir()] == [f"{cell.key}.json"]
-    for damaged in ("{", "{}", "[]"):
+    whole = store.path(cell.key).read_text(encoding="utf-8")
+    lacking = whole.replace('"budget":4', '"bud":4')
+    for damaged, why in (("{", "EOF"), ("{}", "key"), ("[]", "object"), (lacking, "after.budget")):
         store.path(cell.key).write_text(damaged, encoding="utf-8")
-        with pytest.raises(UserError, match=f"{cell.key}.json is damaged"):
+        with pytest.raises(UserError, match=rf"{cell.key}\.json is damaged \(.*{why}.*\): delete it") as error:
             store.read(cell)
+        assert "\n" not in str(error.value)
+    for changed, words in (("lr", "another configuration: run `ponder study migrate`"), ("lrr", "lrr.*move it away")):
+        raw = json.loads(whole)
+        raw["config"]["train"][changed] = 0.5
+        store.path(cell.key).write_text(json.dumps(raw), encoding="utf-8")
+        with pytest.raises(UserError, match=words):
+            store.read(cell)
+
+
+def test_what_a_later_or_an_older_ponder_stored_is_read(tmp_path: Path, folder: Path) -> None:
+    """Fields that this one does not know are passed over; what was not stored yet means as before."""
+    raw = raw_result(written(folder).cells("mini")[0], lambda *_: some_right(0.5))
+    del raw["after"]["online"], raw["after"]["policies"]
+    more = {**raw, "later": 1, "summary": {**raw["summary"], "peak": {}}}
+    more["curve"] = [{k: v for k, v in row.items() if k != "online"} for row in raw["curve"]]
+    found = CellResult.model_validate(more)
+    assert found.version == 2 and found.after.policies is None and found.curve[0].update_seconds is None
+    assert found.curve[0].online == {} and found.after_seconds == 0
+    assert CellResult.model_validate_json(found.model_dump_json()) == found
 
 
 # The studies of this project ------------------------------------------------------------------------------------------
@@ -253,6 +283,22 @@ def test_every_variant_is_valid_at_every_scale(name: str) -> None:
         assert {c.config.scale for c in cells} == {"paper" if scale == "paper" else "mini"}
     last = cells[-1]
     assert study.find(last.label, "paper") == last
+
+
+LISTS = """
+import sys
+from ponder.cli import main
+for words in (["list"], ["show", "halting"], ["status", "halting"], ["report", "halting", "--results", sys.argv[1]]):
+    assert main(["study", *words]) == 0
+sys.exit("torch is loaded" if "torch" in sys.modules else 0)
+"""
+
+
+def test_lists_and_reports_load_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "cells").mkdir()
+    command = [sys.executable, "-c", LISTS, str(tmp_path / "cells")]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 @pytest.fixture(scope="module")
@@ -274,9 +320,9 @@ def run_smoke(cells: list[Cell], smoked: Path) -> None:
     for job in plan(cells):
         cell = one_training(job.cells)
         assert run_cell(cell, store, smoked / "data", here, Limits())
-        said = store.read(cell)
-        assert said is not None and store.path(cell.key).stat().st_size < 60_000
-        check_stored(said, cell)
+        kept = store.read(cell)
+        assert kept is not None and store.path(cell.key).stat().st_size < 60_000
+        check_stored(kept, cell)
 
 
 @pytest.mark.parametrize("name", study.names())
@@ -293,27 +339,24 @@ def test_all_of_the_smoke_form_runs(name: str, quick: None, smoked: Path) -> Non
     run_smoke(study.load(name).cells("smoke"), smoked)
 
 
-def check_stored(said: dict[str, Any], cell: Cell) -> None:
+def check_stored(kept: CellResult, cell: Cell) -> None:
     """Whatever is said twice agrees."""
-    budget, steps = cell.config.model.max_steps, 1 if cell.config.model.states == 0 else said["after"]["steps"]
-    last = said["curve"][-1]
-    assert said["updates"] == last["update"] == 4 and len(said["curve"]) == 1
-    assert ("online" in last) == (cell.config.train.ema is not None)
-    for weights in cell.after.weights:
-        if weights not in said["after"]:
-            assert weights == "online" and cell.config.train.ema is None
-            continue
-        for split in said["after"][weights]["splits"].values():
-            for measure in ("exact", "valid", "token", "confidence"):
-                assert len(split[measure]) == steps
-            for measure in ("exact", "valid"):
-                for bits, at in (("bits", min(budget, steps) - 1), ("bits_end", -1)):
-                    if "arc" in split and split[bits] is None:  # too many votes to keep each
-                        continue
-                    mean = unpack(split[bits][measure], split["n"]).mean()
-                    assert mean == pytest.approx(split[measure][at], abs=1e-6)
-            assert (split["halting"] is None) == (cell.config.model.halting == "none")
-    assert said["after"]["policies"] is not None or not cell.after.policies
+    budget, steps = cell.config.model.max_steps, 1 if cell.config.model.states == 0 else kept.after.steps
+    last, averaged = kept.curve[-1], cell.config.train.ema is not None
+    assert kept.updates == last.update == 4 and len(kept.curve) == 1
+    assert bool(last.online) == averaged and last.update_seconds is not None
+    for profiles, name in ((kept.after.ema, "ema"), (kept.after.online, "online")):
+        assert profiles is not None or name not in cell.after.weights or (name == "online" and not averaged)
+        for split in profiles.splits.values() if profiles else ():
+            for measure in ("exact", "valid", "token"):
+                assert len(getattr(split, measure)) == steps
+            for bits, at in ((split.bits, min(budget, steps) - 1), (split.bits_end, -1)):
+                assert bits is not None or split.arc is not None  # too many votes to keep each
+                for measure in ("exact", "valid") if bits else ():
+                    mean = unpack(getattr(bits, measure), split.n).mean()
+                    assert mean == pytest.approx(getattr(split, measure)[at], abs=1e-6)
+            assert (split.halting is None) == (cell.config.model.halting == "none")
+    assert kept.after.policies is not None or not cell.after.policies
 
 
 def test_what_another_study_asks_later_is_added_without_training_again(quick: None, smoked: Path) -> None:
@@ -324,17 +367,19 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
     assert before is not None
     log = store.folder(cell.key) / "metrics.jsonl"
     rows = log.read_text(encoding="utf-8")
-    more = replace(cell, after=After(steps=before["after"]["steps"] + 3, weights=("online", "chosen"), policies=True))
+    more = replace(cell, after=After(steps=before.after.steps + 3, weights=("online",), policies=True))
     assert store.read(more) is None
     assert run_cell(more, store, smoked / "data", here, Limits())
     after = store.read(more)
     assert after is not None and store.read(cell) == after and log.read_text(encoding="utf-8") == rows
     for key in ("curve", "train", "summary", "config"):
-        assert after[key] == before[key]
-    for split, now in after["after"]["ema"]["splits"].items():
-        then = before["after"]["ema"]["splits"][split]
-        assert now["exact"][: len(then["exact"])] == then["exact"] and now["bits"] == then["bits"]
-    assert {r["policy"] for r in after["after"]["policies"]["results"]} >= {"full", "stable 1"}
+        assert getattr(after, key) == getattr(before, key)
+    assert after.after.ema is not None and after.after.online is not None and before.after.ema is not None
+    for split, now in after.after.ema.splits.items():
+        then = before.after.ema.splits[split]
+        assert now.exact[: len(then.exact)] == then.exact and now.bits == then.bits
+    assert after.after.policies is not None
+    assert {each.policy for each in after.after.policies.results} >= {"full", "stable 1"}
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------
@@ -366,8 +411,3 @@ def test_gpu_hours_follow_from_flops_and_shared_trainings_are_paid_once(
     for gpu, share, words in (("H200", 0.5, "allowed"), ("H100", 0.0, "more than 0")):
         with pytest.raises(UserError, match=words):
             study_cost.table([a], gpu, share)
-
-
-def test_a_stored_cell_is_plain_json(quick: None, smoked: Path) -> None:
-    for path in (smoked / "results").glob("*.json"):
-        assert json.loads(path.read_text(encoding="utf-8"))["key"] == path.stem

@@ -26,6 +26,7 @@ from ponder.studies import run as study_run
 from ponder.studies import spec as study
 from ponder.studies.board import Board, Lines, Screen, duration
 from ponder.studies.cell import run_cell
+from ponder.studies.result import CellResult
 from ponder.studies.run import Runner, Work, attempt, build_data, worker_environment
 from ponder.studies.slurm import SlurmCell, parse, submit
 from ponder.studies.spec import Job, plan
@@ -34,6 +35,7 @@ from ponder.training import curves
 from ponder.training.log import TIMING
 from ponder.training.loop import Limits
 from tests.support import ROOT
+from tests.support.cells import raw_result, result, some_right
 
 # A worker that does what the real one promises but trains nothing: takes the lock, notes that it ran, writes a result.
 WORKER = """
@@ -60,10 +62,8 @@ while time.monotonic() < until:
     time.sleep(0.01)
     if os.getppid() != int(value["parent"]):
         sys.exit(76)
-said = {"config": {"train": {"ema": None}}, "seconds": 10.0, "after_seconds": 1.0}
-said["after"] = {"steps": 99, "budget": 1, "ema": {}, "online": {}, "chosen": {}, "policies": {}}
 results.mkdir(exist_ok=True)
-(results / f"{key}.part").write_text(json.dumps(said))
+(results / f"{key}.part").write_bytes((runs / f"{key}.made").read_bytes())
 (results / f"{key}.part").rename(results / f"{key}.json")
 """
 
@@ -77,6 +77,11 @@ class Place:
         self.worker = root / "worker.py"
         self.worker.write_text(WORKER, encoding="utf-8")
         self.jobs = plan(study.load("gradient-path").cells("mini"))[:8]
+        for job in self.jobs:
+            made = {**raw_result(job.cells[0], lambda *_: some_right(0.5), seconds=10.0), "after_seconds": 1.0}
+            (self.store.runs / f"{job.key}.made").write_bytes(
+                CellResult.model_validate(made).model_dump_json().encode()
+            )
         self.behave(seconds=seconds)
 
     def behave(self, **how: Any) -> None:
@@ -254,6 +259,8 @@ def test_the_screen_shows_counts_the_running_cell_and_the_end(tmp_path: Path) ->
 
 def untimed(value: Any) -> Any:
     """A stored cell without what depends on the machine's mood or was left out here."""
+    if isinstance(value, CellResult):
+        return untimed(value.model_dump())
     if isinstance(value, dict):
         aside = (*TIMING, "after_seconds", "per_second", "environment", "cost")
         return {k: untimed(v) for k, v in value.items() if k not in aside}
@@ -275,7 +282,8 @@ def test_the_command_runs_cells_as_one_process_would_and_survives_a_kill(
     command = [sys.executable, "-m", "ponder", *words, *where]
     first = subprocess.Popen([*command, "--workers", "1"], stdout=subprocess.DEVNULL)
     try:
-        until(lambda: holder(store.lock(cells[1].key)) is not None, 400)  # the second has begun, so the first is done
+        # The second has begun, so the first is done.
+        until(lambda: holder(store.lock(cells[1].key)) is not None or first.poll() is not None, 400)
     finally:
         first.kill()
         first.wait()
@@ -285,9 +293,9 @@ def test_the_command_runs_cells_as_one_process_would_and_survives_a_kill(
     assert main([*words, *where, "--workers", "2"]) == 0
     assert store.path(cells[0].key).stat().st_mtime_ns == written
     for cell in cells:
-        said = store.read(cell)
-        assert said is not None and untimed(said) == untimed(alone.read(cell))
-        assert said["environment"]["threads"] == 1
+        kept = store.read(cell)
+        assert kept is not None and untimed(kept) == untimed(alone.read(cell))
+        assert kept.environment["threads"] == 1
     capsys.readouterr()
     assert main([*words, *where, "--dry-run"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["done", "done"]
@@ -340,10 +348,7 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
             parse(text)
     store = Store(tmp_path / "results", tmp_path / "runs")
     jobs = plan(c for c in study.load("stabilization").cells("smoke") if c.task == "sudoku")[:2]
-    store.write(
-        jobs[0].key,
-        {"config": {"train": {"ema": None}}, "after": {"steps": 99, "budget": 1, "ema": {}, "policies": {}}},
-    )
+    store.write(result(jobs[0].cells[0], lambda *_: some_right(0.5)))
     seen: list[Work] = []
 
     def note(work: Work) -> int:

@@ -41,12 +41,6 @@ def compact(name: str) -> dict[str, Any]:
     return data
 
 
-def apart(ours: Tensor, theirs: Tensor) -> float:
-    """|a - b| / |b| over the whole tensor; absolute where theirs is zero."""
-    size = float(theirs.norm())
-    return float((ours - theirs).norm()) / (size if size > 0 else 1.0)
-
-
 @dataclass(frozen=True)
 class Trained:
     loss: losses.Losses
@@ -77,11 +71,13 @@ def first_step_gradients(
     return Trained(loss, gradients, rows.grad)
 
 
-def trm_mlp_in_the_authors_order(
-    weights: dict[str, Tensor], inputs: Tensor, task_ids: Tensor, dtype: torch.dtype, steps: int = 4
-) -> list[Tensor]:
-    """Logits of TRM's MLP form, written out operation by operation in the order of the published code."""
-    named = {name.removeprefix("model.inner."): tensor.to(dtype) for name, tensor in weights.items()}
+def trm_mlp_step(
+    weights: dict[str, Tensor], inputs: Tensor, task_ids: Tensor, z_h: Tensor, z_l: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits and states after one ACT step of TRM's MLP form, written out in float64 in the order of the published
+    code."""
+    named = {name.removeprefix("model.inner."): tensor.double() for name, tensor in weights.items()}
+    z_h, z_l = z_h.double(), z_l.double()
     rows, embed = named["puzzle_emb.weights"][task_ids], named["embed_tokens.embedding_weight"]
     width, length = embed.shape[1], named["L_level.layers.0.mlp_t.down_proj.weight"].shape[0]
     batch, prefix = len(inputs), length - inputs.shape[1]
@@ -103,15 +99,11 @@ def trm_mlp_in_the_authors_order(
 
     front = F.pad(rows, (0, (prefix - 1) * width)).view(batch, prefix, width)
     x = math.sqrt(width) * torch.cat((front, F.embedding(inputs, embed)), dim=1)
-    z_h, z_l = (named[name].expand(batch, length, width) for name in ("H_init", "L_init"))
-    out = []
-    for _ in range(steps):
-        for _ in range(3):
-            for _ in range(6):
-                z_l = level(z_l, z_h + x)
-            z_h = level(z_h, z_l)
-        out.append(F.linear(z_h[:, prefix:], named["lm_head.weight"]))
-    return out
+    for _ in range(3):
+        for _ in range(6):
+            z_l = level(z_l, z_h + x)
+        z_h = level(z_h, z_l)
+    return F.linear(z_h[:, prefix:], named["lm_head.weight"]), z_h, z_l
 
 
 def named_like_ours(kind: str, theirs: Mapping[str, T]) -> dict[str, T]:

@@ -68,9 +68,3 @@ def gradients(model: Reasoner, value: Tensor) -> dict[str, Tensor]:
         name: torch.zeros_like(p) if grad is None else grad
         for (name, p), grad in zip(named.items(), found, strict=True)
     }
-
-
-def apart(a: Tensor, b: Tensor) -> float:
-    """|a - b| / |b|; absolute where b is zero."""
-    size = float(b.detach().norm())
-    return float((a - b).detach().norm()) / (size if size > 0 else 1.0)

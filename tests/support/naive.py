@@ -15,6 +15,11 @@ from ponder.config.schema import ModelConfig
 Weights = dict[str, Tensor]
 
 
+def doubled(model: torch.nn.Module) -> Weights:
+    """The weights of a model in float64, each a leaf of a graph of its own."""
+    return {name: t.detach().double().requires_grad_() for name, t in model.state_dict().items()}
+
+
 @dataclass(frozen=True)
 class Dropped:
     """Masks of one example's whole trajectory; ones where there is no dropout."""
@@ -35,7 +40,7 @@ def rotated(x: Tensor) -> Tensor:
     length, half = x.shape[-2], x.shape[-1] // 2
     out = torch.empty_like(x)
     for i in range(half):
-        angle = torch.arange(length, dtype=torch.float32) * 10000.0 ** (-i / half)
+        angle = torch.arange(length, dtype=x.dtype) * 10000.0 ** (-i / half)
         a, b = x[..., i], x[..., i + half]
         out[..., i] = a * angle.cos() - b * angle.sin()
         out[..., i + half] = b * angle.cos() + a * angle.sin()
@@ -89,7 +94,7 @@ def no_dropout(config: ModelConfig) -> Dropped:
 
 
 def embedded(w: Weights, config: ModelConfig, inputs: Tensor, rows: Tensor) -> Tensor:
-    front = torch.cat((rows[:, None], torch.zeros(len(rows), config.prefix - 1, config.width)), dim=1)
+    front = torch.cat((rows[:, None], rows.new_zeros(len(rows), config.prefix - 1, config.width)), dim=1)
     x = torch.cat((front, w["embed"][inputs]), dim=1)
     if config.positions == "learned":
         x = (x + w["position"]) / math.sqrt(2)
