@@ -103,6 +103,6 @@ def test_a_large_table_is_never_copied_by_an_update(dataset: Dataset) -> None:
         return int(seen.bytes)
 
     assert largest(task_ids=100_000) == largest(task_ids=10)
-    with Largest() as seen:  # the measure sees a copy, and not a change in place
+    with Largest() as seen:
         torch.zeros(0).new_ones(5).add_(1).clone()
     assert seen.bytes == 20
