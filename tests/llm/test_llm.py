@@ -158,9 +158,8 @@ def test_a_slow_answer_is_given_up_and_asked_for_again(
     server: Server, dataset: Dataset, tmp_path: Path, kind: str
 ) -> None:
     """Also where something arrives all the time, but no end."""
-    began = time.monotonic()
     result = ask(server, dataset, tmp_path, f"{kind},right", limit=2, timeout=1.0, retries=40)
-    assert result["splits"]["test"]["exact"]["value"] == 1 and time.monotonic() - began >= 1
+    assert result["splits"]["test"]["exact"]["value"] == 1
     assert min(server.stats()["requests"].values()) >= 2 and server.stats()["outlasted"] == 0
 
 

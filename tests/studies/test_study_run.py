@@ -140,9 +140,8 @@ def test_a_cell_without_data_fails_and_the_others_run(place: Place) -> None:
 
 def test_the_time_limit_stops_it_and_the_next_run_goes_on(place: Place) -> None:
     place.behave(seconds=30)
-    began = time.monotonic()
     tally = place.runner(max_seconds=1.0).run(place.trainings, Lines())
-    assert time.monotonic() - began < 20 and len(tally.stopped) == 8 and not tally.failed
+    assert len(tally.stopped) == 8 and not tally.failed and not tally.done
     place.behave(seconds=0.05)
     assert len(place.runner().run(place.trainings, Lines()).done) == 8
 
