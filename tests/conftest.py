@@ -57,7 +57,7 @@ def tiny(**overrides: dict[str, object]) -> Config:
     }
     for section, values in overrides.items():
         base[section] = {**base[section], **values}
-    return resolve("sudoku-mini", None, base)
+    return resolve("sudoku-mini", "ponder", base)
 
 
 @pytest.fixture(scope="session")

@@ -58,6 +58,15 @@ def schema() -> dict[str, Any]:
             **{key: top[key] for key in ("about", "scale", "seed")},
             "data": {"type": "object", "anyOf": kinds},
             **{section: {"$ref": f"#/$defs/{cls.__name__}"} for section, cls in SECTIONS.items()},
+            "recipe": {
+                "type": "object",
+                "description": "what is trained when no --model is given: a model preset, and settings that go with it",
+                "properties": {
+                    "model": {"type": "string"},
+                    **{name: {"$ref": f"#/$defs/{SECTIONS[name].__name__}"} for name in ("train", "eval")},
+                },
+                "additionalProperties": False,
+            },
         },
         "additionalProperties": False,
         "$defs": defs,

@@ -326,17 +326,13 @@ def _ending(
     run: Run, updates: int, limits: Limits, started_at: int, seconds: float, stop: Stop, runtime: Runtime
 ) -> Outcome | None:
     """Whether to stop after this update, agreed between ranks."""
-    reason = ""
     if run.update >= updates:
         return Outcome(True, run.update, updates, "finished")
     if limits.updates is not None and run.update - started_at >= limits.updates:
-        reason = f"--max-updates {limits.updates}"
-    elif limits.seconds is not None and seconds >= limits.seconds:
-        reason = f"--max-seconds {limits.seconds:g}"
-    elif stop.asked:
-        reason = "interrupted"
-    if runtime.world > 1:
-        reason = next((r for r in runtime.gather_objects(reason) if r), "")
+        return Outcome(False, run.update, updates, f"--max-updates {limits.updates}")
+    late = limits.seconds is not None and seconds >= limits.seconds
+    reasons = ("", "interrupted", f"--max-seconds {limits.seconds or 0:g}")
+    reason = reasons[runtime.highest(2 if late else 1 if stop.asked else 0)]
     return Outcome(False, run.update, updates, reason) if reason else None
 
 
