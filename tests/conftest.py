@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,16 @@ from ponder import data
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 
-torch.set_num_threads(1)
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tested here, in one line."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.write_line("not tested: " + "; ".join(f"{reason} ({n})" for reason, n in reasons.items()))
+
+
+torch.set_num_threads(int(os.environ.get("PONDER_TEST_THREADS", "1")))
 # Models and domains of whoever runs the tests are not looked at.
 os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "no-data-of-any-user")
 os.environ.pop("PONDER_DOMAINS", None)

@@ -13,7 +13,7 @@ from ponder.base.errors import UserError
 from ponder.data import open_named
 from ponder.llm.client import Endpoint, chat_url, load_httpx
 from ponder.llm.prompt import questions
-from ponder.llm.run import Plan, evaluate
+from ponder.llm.run import LlmPlan, evaluate
 
 
 def main(args: Sequence[str]) -> None:
@@ -36,7 +36,7 @@ def main(args: Sequence[str]) -> None:
     preset = Path(known.domain).name
     name = re.sub(r"[^\w.-]+", "-", f"{known.model}-{preset}")
     evaluate(
-        Plan(preset, known.model, parameters, known.attempts, known.price_in, known.price_out),
+        LlmPlan(preset, known.model, parameters, known.attempts, known.price_in, known.price_out),
         dataset,
         asked,
         endpoint,

@@ -144,6 +144,8 @@ class Domain(ABC):
     """Why an accepted answer is no find (the checker computes the answer itself); empty where checking is easier."""
     grouped: ClassVar[bool] = False
     """Whether several examples can make up one task, which is solved when all of them are (`tasks_of`)."""
+    smoke: ClassVar[Mapping[str, Any]] = {}
+    """Parameters that make the data small enough to try a study in seconds; the rest is as its preset has it."""
     Params: ClassVar[type[Params]] = Sizes
 
     params: Any
@@ -208,7 +210,7 @@ class Domain(ABC):
 
     def sample(self, seed: int, count: int) -> tuple[Tokens, Tokens]:
         """`count` fresh (inputs, labels), for a demonstration; not promised to be outside any split."""
-        return self.generate(rng_for(seed, SAMPLE), count)
+        return _generated(self, rng_for(seed, SAMPLE), count)
 
     # Text and JSON <-> tokens ---------------------------------------------------------------------------------------
 
@@ -348,11 +350,15 @@ SPLITS, SAMPLE = range(2)
 
 
 def _generate_chunk(domain: Domain, seed: int, chunk: int) -> tuple[Tokens, Tokens]:
-    inputs, labels = map(np.asarray, domain.generate(rng_for(seed, SPLITS, chunk), CHUNK))
+    return _generated(domain, rng_for(seed, SPLITS, chunk), CHUNK)
+
+
+def _generated(domain: Domain, rng: np.random.Generator, count: int) -> tuple[Tokens, Tokens]:
+    inputs, labels = map(np.asarray, domain.generate(rng, count))
     for name, array in (("inputs", inputs), ("labels", labels)):
-        if array.shape != (CHUNK, domain.seq_len) or array.max(initial=0) >= len(domain.vocab):
+        if array.shape != (count, domain.seq_len) or array.max(initial=0) >= len(domain.vocab):
             raise UserError(
-                f"{domain.name}: generate(rng, {CHUNK}) gave {name} of shape {array.shape} with tokens up to "
-                f"{array.max(initial=0)}; expected {(CHUNK, domain.seq_len)} and tokens below {len(domain.vocab)}"
+                f"{domain.name}: generate(rng, {count}) gave {name} of shape {array.shape} with tokens up to "
+                f"{array.max(initial=0)}; expected {(count, domain.seq_len)} and tokens below {len(domain.vocab)}"
             )
     return inputs.astype(np.uint8), labels.astype(np.uint8)

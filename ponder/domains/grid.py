@@ -34,14 +34,16 @@ class GridDomain(Domain):
     """Symbol -> what it stands for, where that needs saying."""
     between: ClassVar[str] = "/"
     """What stands between the rows of a puzzle's text."""
+    apart: ClassVar[str] = " /\t\n"
+    """What may, and so is no symbol."""
     boxes: tuple[int, int] | None = None
     """Rows and columns of the boxes that bold lines set apart in a drawing."""
 
     def __init__(self, params: BaseModel, height: int, width: int, symbols: str) -> None:
         """The first symbol is token 1, and so on."""
         super().__init__(params)
-        if len(set(symbols)) < len(symbols) or set(symbols) & {*" /\t\n"}:
-            raise ValueError(f"the symbols {symbols!r} should differ, and neither be a space nor /")
+        if len(set(symbols)) < len(symbols) or set(symbols) & set(self.apart):
+            raise ValueError(f"the symbols {symbols!r} should differ, and none be one of {self.apart!r}")
         self.height, self.width, self.seq_len = height, width, height * width
         self.vocab = (" ", *symbols)
         self.answer_codes = {symbol: token for token, symbol in enumerate(symbols, 1)}
@@ -240,6 +242,8 @@ class GridDomain(Domain):
 
 class SequenceDomain(GridDomain):
     """Puzzles in a line of up to `length` symbols. An answer has as many symbols as its puzzle."""
+
+    apart = " \t\n"
 
     def __init__(self, params: BaseModel, length: int, symbols: str) -> None:
         super().__init__(params, 1, length, symbols)

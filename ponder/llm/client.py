@@ -183,11 +183,11 @@ class Client:
     def _message(self, response: "httpx.Response") -> str:
         """What the server says in its own words, on one line, without the key should it repeat it."""
         try:
-            said = response.json()
+            data = response.json()
             for key in ("error", "message", "detail"):
-                if isinstance(said, dict) and said.get(key):
-                    said = said[key]
-            text = said if isinstance(said, str) else str(said)
+                if isinstance(data, dict) and data.get(key):
+                    data = data[key]
+            text = data if isinstance(data, str) else str(data)
         except ValueError:
             text = response.text
         if self.endpoint.key:

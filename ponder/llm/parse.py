@@ -1,4 +1,4 @@
-"""Reading a language model's answer: from whatever it wrote to tokens, or the reason why not.
+"""Parsed a language model's answer: from whatever it wrote to tokens, or the reason why not.
 
 The last marked answer counts ("ANSWER: ...", a heading "Answer", a JSON key "answer", a LaTeX box), also where an
 earlier one would have been better. Without a mark, what stands at the end is read: a fenced block, JSON, the last
@@ -30,20 +30,20 @@ FENCE = re.compile(r"^[ \t]*(```|~~~)[^\n]*\n(.*?)(?:^[ \t]*\1|\Z)", re.DOTALL |
 
 
 @dataclass(frozen=True)
-class Reading:
+class Parsed:
     """`answer` is None where nothing could be read; `problem` then says why."""
 
     answer: Tokens | None
     problem: str = ""
 
 
-def read_answer(domain: Domain, inputs: Tokens, text: str) -> Reading:
+def read_answer(domain: Domain, inputs: Tokens, text: str) -> Parsed:
     """The answer to one puzzle in what a model wrote. Never fails."""
     if not text.strip():
-        return Reading(None, "the answer is empty")
+        return Parsed(None, "the answer is empty")
     spoken = without_thinking(text).strip()
     if not spoken:
-        return Reading(None, "nothing follows the thinking")
+        return Parsed(None, "nothing follows the thinking")
     marks = [] if _is_json(spoken) else list(MARK.finditer(spoken))
     letters = {*"oOxX", *"".join(domain.vocab)}
     blocks = _marked(spoken, marks[-1], letters) if marks else _unmarked(spoken, letters)
@@ -52,10 +52,10 @@ def read_answer(domain: Domain, inputs: Tokens, text: str) -> Reading:
         if candidate not in tried:
             tried.add(candidate)
             try:
-                return Reading(domain.parse_answer(inputs, candidate))
+                return Parsed(domain.parse_answer(inputs, candidate))
             except UserError as error:
                 problem = problem or str(error)
-    return Reading(None, problem if marks else "no answer is marked, and none stands at the end")
+    return Parsed(None, problem if marks else "no answer is marked, and none stands at the end")
 
 
 def without_thinking(text: str) -> str:

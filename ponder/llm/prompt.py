@@ -67,7 +67,7 @@ def prompt(domain: Domain, inputs: Tokens, shown: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Job:
+class LlmJob:
     """One request: attempt `attempt` at a question."""
 
     question: Question
@@ -79,11 +79,11 @@ class Job:
 
 def jobs_of(
     asked: Sequence[Question], data_hash: str, model: str, parameters: Mapping[str, Any], attempts: int
-) -> list[Job]:
+) -> list[LlmJob]:
     jobs = []
     for attempt in range(attempts):
         for q in asked:
             request = {"model": model, "messages": [{"role": "user", "content": q.prompt}], **parameters}
             identity = json.dumps([data_hash, q.split, q.index, attempt, request], sort_keys=True)
-            jobs.append(Job(q, attempt, request, hashlib.sha256(identity.encode()).hexdigest()[:20]))
+            jobs.append(LlmJob(q, attempt, request, hashlib.sha256(identity.encode()).hexdigest()[:20]))
     return jobs

@@ -25,7 +25,7 @@ from ponder.base.console import Bar
 from ponder.base.errors import UserError
 from ponder.data import Dataset
 from ponder.llm.client import Endpoint, Reply, Unanswered, ask_all
-from ponder.llm.prompt import Job, Question, jobs_of
+from ponder.llm.prompt import LlmJob, Question, jobs_of
 from ponder.llm.score import Answered, judge, score_split, tokens_and_cost
 
 console = Console(highlight=False)
@@ -78,7 +78,7 @@ class Transcript:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LlmPlan:
     preset: str
     model: str
     parameters: dict[str, Any]
@@ -88,7 +88,7 @@ class Plan:
 
 
 def evaluate(
-    plan: Plan,
+    plan: LlmPlan,
     dataset: Dataset,
     asked: Mapping[str, Sequence[Question]],
     endpoint: Endpoint,
@@ -121,7 +121,7 @@ def evaluate(
         if answered:
             console.print(f"[dim]{len(answered)} of {len(everything)} answers are in {out / TRANSCRIPT}[/]")
 
-        def record(job: Job, reply: Reply | Unanswered) -> None:
+        def record(job: LlmJob, reply: Reply | Unanswered) -> None:
             row = _row(job, dataset.hash)
             if isinstance(reply, Unanswered):
                 errors.append(str(reply))
@@ -147,7 +147,7 @@ def evaluate(
     return result
 
 
-def _row(job: Job, data_hash: str) -> dict[str, Any]:
+def _row(job: LlmJob, data_hash: str) -> dict[str, Any]:
     """How every line of the transcript begins."""
     q = job.question
     return {
@@ -174,7 +174,7 @@ def _same_folder(out: Path, about: Mapping[str, Any]) -> None:
         raise UserError(f"{out} holds the answers of another evaluation ({was}): choose another --out")
 
 
-def _scores(plan: Plan, jobs: Mapping[str, Sequence[Job]], answered: Mapping[str, Answered]) -> dict[str, Any]:
+def _scores(plan: LlmPlan, jobs: Mapping[str, Sequence[LlmJob]], answered: Mapping[str, Answered]) -> dict[str, Any]:
     from ponder.base.runtime import commit
 
     splits = {split: score_split(some, answered) for split, some in jobs.items()}
@@ -191,7 +191,7 @@ def _scores(plan: Plan, jobs: Mapping[str, Sequence[Job]], answered: Mapping[str
     }
 
 
-def _protocol(plan: Plan, grouped: bool) -> str:
+def _protocol(plan: LlmPlan, grouped: bool) -> str:
     each = "test input, with the demonstrations of its task" if grouped else "example"
     return (
         f"zero-shot: one prompt for each {each}; "

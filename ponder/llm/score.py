@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ponder.llm.parse import read_answer
-from ponder.llm.prompt import Job, Question
+from ponder.llm.prompt import LlmJob, Question
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     exact: bool
     valid: bool
     parsed: str | None
@@ -18,27 +18,27 @@ class Verdict:
     """Why it could not be read, or what is wrong with it."""
 
 
-def judge(question: Question, text: str) -> Verdict:
+def judge(question: Question, text: str) -> Judgement:
     from ponder.evaluation.records import Judge  # imports torch: not while somebody only looks at a prompt
 
     domain, inputs = question.domain, question.inputs
     answer = (reading := read_answer(domain, inputs, text)).answer
     if answer is None:
-        return Verdict(False, False, None, reading.problem)
+        return Judgement(False, False, None, reading.problem)
     exact, valid, _ = (column[0] for column in Judge(domain, inputs[None], question.label[None])(answer[None]))
     why = domain.explain(inputs, answer) if domain.checkable and not valid else ""
-    return Verdict(bool(exact), bool(valid), domain.format_answer(inputs, answer), why)
+    return Judgement(bool(exact), bool(valid), domain.format_answer(inputs, answer), why)
 
 
 @dataclass(frozen=True)
 class Answered:
-    job: Job
+    job: LlmJob
     row: Mapping[str, Any]
     """Its line of the transcript."""
-    verdict: Verdict
+    verdict: Judgement
 
 
-def score_split(jobs: Sequence[Job], answered: Mapping[str, Answered]) -> dict[str, Any]:
+def score_split(jobs: Sequence[LlmJob], answered: Mapping[str, Answered]) -> dict[str, Any]:
     """What `llm.json` says about a split. There is no score while an answer is missing."""
     from ponder.base.stats import share
 

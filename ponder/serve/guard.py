@@ -41,7 +41,7 @@ HEADERS = {
 }
 
 
-def reply(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(data: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """JSON in ASCII: what a client sent may come back in an error, and not every string can be written as UTF-8."""
     return Response(json.dumps(data, separators=(",", ":")), status, headers, "application/json")
 
@@ -85,7 +85,9 @@ class Guard:
             given = headers.get("authorization", "").encode("latin-1")
             if not hmac.compare_digest(given, self.secret):
                 line = "this server wants its token: send the header 'Authorization: Bearer TOKEN'"
-                return reply({"error": line}, 401, {"WWW-Authenticate": "Bearer", "Connection": "close"}), receive
+                return json_response(
+                    {"error": line}, 401, {"WWW-Authenticate": "Bearer", "Connection": "close"}
+                ), receive
         if "content-length" not in headers and "transfer-encoding" not in headers:
             return None, receive
         parts: list[bytes] = []
@@ -102,10 +104,10 @@ class Guard:
                         more = message.get("more_body", False)
             except TimeoutError:
                 line = f"the body did not arrive within {PATIENCE:g} seconds"
-                return reply({"error": line}, 408, {"Connection": "close"}), receive
+                return json_response({"error": line}, 408, {"Connection": "close"}), receive
         if size > self.body_limit:
             line = f"the body is too long: at most {self.body_limit} bytes are read"
-            return reply({"error": line}, 413, {"Connection": "close"}), receive
+            return json_response({"error": line}, 413, {"Connection": "close"}), receive
         first: Message | None = {"type": "http.request", "body": b"".join(parts), "more_body": False}
         if gone:
             first = {"type": "http.disconnect"}

@@ -24,7 +24,7 @@ try:
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from ponder.serve.guard import BODY, Guard, reply
+    from ponder.serve.guard import BODY, Guard, json_response
     from ponder.serve.mcp import LOOPBACK, mounted
     from ponder.serve.pages import docs_page, page_files
 except ModuleNotFoundError:
@@ -96,7 +96,7 @@ def make_app(
         work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps)
         answer = await _while_there(request.receive, work)
         # Whoever has gone hears nothing of this; 499 is for the metrics.
-        return Response(status_code=499) if answer is None else reply(answer.as_data(trace=wanted.trace))
+        return Response(status_code=499) if answer is None else json_response(answer.as_data(trace=wanted.trace))
 
     @app.post(
         "/v1/solve/stream",
@@ -125,7 +125,7 @@ def make_app(
 
     @app.get("/v1/models", summary="The models, their puzzles and what they were measured at")
     async def models() -> Response:
-        return reply({"models": about})
+        return json_response({"models": about})
 
     @app.get("/v1/models/{name}/random", summary="A random puzzle of a model", responses={404: ERRORS[404]})
     async def random(name: str, seed: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
@@ -133,12 +133,14 @@ def make_app(
             service.read(name, None)  # says what there is instead
         solver = service.shelf[name]
         inputs = (await asyncio.to_thread(solver.domain.sample, seed, 1))[0][0]
-        return reply({"puzzle": solver.domain.format(inputs), "json": solver.domain.to_json(inputs)})
+        return json_response({"puzzle": solver.domain.format(inputs), "json": solver.domain.to_json(inputs)})
 
     @app.get("/healthz", summary="Whether the server works")
     async def healthz() -> Response:
         alive = service.alive
-        return reply({"ok": alive, "models": service.shelf.names, "version": __version__}, 200 if alive else 503)
+        return json_response(
+            {"ok": alive, "models": service.shelf.names, "version": __version__}, 200 if alive else 503
+        )
 
     @app.get("/metrics", summary="Counters in Prometheus' text format")
     async def metrics() -> Response:
@@ -256,19 +258,19 @@ def _handle_errors(app: FastAPI) -> None:
 
     def answer(status: int, headers: Mapping[str, str] | None = None) -> Callable[[Request, Any], Awaitable[Response]]:
         async def handler(request: Request, error: Exception) -> Response:
-            return reply({"error": str(error)}, status, headers)
+            return json_response({"error": str(error)}, status, headers)
 
         return handler
 
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        return reply({"error": _first(error.errors())}, 400)
+        return json_response({"error": _first(error.errors())}, 400)
 
     async def http(request: Request, error: HTTPException) -> Response:
         line = f"there is no {request.url.path}: see /docs" if error.status_code == 404 else str(error.detail)
-        return reply({"error": line}, error.status_code, error.headers)
+        return json_response({"error": line}, error.status_code, error.headers)
 
     async def broken(request: Request, error: Exception) -> Response:
-        return reply({"error": "the server failed at this request; its log says where"}, 500)
+        return json_response({"error": "the server failed at this request; its log says where"}, 500)
 
     app.add_exception_handler(RequestValidationError, invalid)  # type: ignore[arg-type]
     app.add_exception_handler(HTTPException, http)  # type: ignore[arg-type]

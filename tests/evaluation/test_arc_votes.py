@@ -31,11 +31,10 @@ from ponder.model.published import write_folder as write_imported
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 from tests.evaluation.test_evaluate import made_model, made_run
-from tests.support import SHARED
+from tests.support import golden
 from tests.support.rounding import Said, sayings
 
 HERE = Runtime(torch.device("cpu"))
-GOLDEN = SHARED / "golden" / "arc_votes.json"
 SMALL: dict[str, dict[str, Any]] = {
     "data": {"canvas": 10, "tasks": 8, "augmentations": 11, "val_tasks": 2, "conceptarc": "none"},
     "model": {"width": 16, "heads": 2, "expansion": 1.0, "h_cycles": 1, "l_cycles": 1, "h_horizon": 1, "l_horizon": 1,
@@ -87,17 +86,15 @@ def seed(arc_data: Dataset) -> int:
 
 
 def test_votes_equal_the_published_evaluator() -> None:
-    if not GOLDEN.is_file():
-        pytest.skip(f"the golden file {GOLDEN} is not here; the self-made case ran all the same")
-    golden, stored = json.loads(GOLDEN.read_text(encoding="utf-8")), np.load(GOLDEN.with_suffix(".npz"))
+    stored, published = golden.arc_votes()
     score = count_votes(
-        stored["name"].tolist(), stored["input"], stored["prediction"], stored["halt_logit"], True, golden["tasks"],
+        stored["name"].tolist(), stored["input"], stored["prediction"], stored["halt_logit"], True, published["tasks"],
         ks=(1, 2, 5, 10),
     )  # fmt: skip
-    assert score.fractional == {int(k.split("@")[1]): v for k, v in golden["fractional"].items()}
-    for key, value in golden["all_test_inputs"].items():
+    assert score.fractional == {int(k.split("@")[1]): v for k, v in published["fractional"].items()}
+    for key, value in published["all_test_inputs"].items():
         assert score.all_test_inputs[int(key.split("@")[1])] == value
-    assert score.submission == golden["submission"]
+    assert score.submission == published["submission"]
 
 
 def canvas(name: str, rows: list[list[int]]) -> Tokens:
@@ -210,6 +207,7 @@ def test_a_limit_keeps_whole_rounds_of_votes(arc_data: Dataset) -> None:
     assert score.at_step[0].all_test_inputs.one.value == 1.0
 
 
+@pytest.mark.numeric
 def test_two_ranks_predict_what_one_does(arc_data: Dataset, seed: int) -> None:
     source, domain = source_of(arc_data, "val"), arc_data.domain
     config = resolve("arc1-mini", None, {**SMALL, "model": {**SMALL["model"], "max_steps": 1}})

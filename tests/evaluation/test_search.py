@@ -100,6 +100,7 @@ def noisy_model(dataset: Dataset) -> Reasoner:
     return model
 
 
+@pytest.mark.numeric
 @torch.no_grad()
 def test_by_confidence_all_run_to_the_end_and_the_surest_answer_wins(
     noisy_model: Reasoner, puzzles: tuple[Tokens, Tokens], dataset: Dataset

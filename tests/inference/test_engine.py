@@ -139,6 +139,7 @@ def run(case: Case, policy: Policy, slots: int, order: Ints | None = None) -> tu
     return engine.run(case.inputs[order], case.task_ids[order]), engine
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
 @pytest.mark.parametrize("kind", CASES)
 def test_the_engine_is_the_plain_run(kind: str, policy: Policy, dataset: Dataset) -> None:
@@ -179,6 +180,7 @@ class Spy(nn.Module):
         return step
 
 
+@pytest.mark.numeric
 def test_compacted_or_not_the_logits_agree(dataset: Dataset) -> None:
     """Puzzles leave one after the other, so that the batch shrinks and is refilled; each keeps its own trajectory."""
     case = random_case(dataset)

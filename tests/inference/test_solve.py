@@ -354,3 +354,20 @@ def test_names_are_escaped(tmp_path: Path, untrained: dict[str, Path]) -> None:
     answer = Solver(odd, steps=1).solve(EASY)
     assert "<b>&'" not in answer._repr_html_() and "&lt;b&gt;&amp;" in answer._repr_html_()
     ElementTree.fromstring(answer.svg())
+
+
+@pytest.mark.parametrize(
+    "tag", ['<?xml version="1.0"?>\n<svg viewBox="0 0 70 90"', '<svg width="100%" viewBox="0 0 70 90"', "<svg"]
+)
+def test_a_picture_that_does_not_say_its_size_is_drawn(
+    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A domain of somebody else's may draw so."""
+    drawing = f'{tag} xmlns="http://www.w3.org/2000/svg"><circle r="9"/></svg>'
+    monkeypatch.setattr("ponder.domains.sudoku.domain.Sudoku.svg", lambda *_: drawing)
+    assert run(capsys, "sudoku", EASY, "--svg", str(tmp_path / "it.svg"))[0] == 0
+    drawn = ElementTree.parse(tmp_path / "it.svg").getroot()
+    inner = {child.get("width") for child in drawn.iter() if len(child) == 1 and child[0].tag.endswith("circle")}
+    assert inner == {"70" if "viewBox" in tag else "260"}
+    code, _, err = run(capsys, "sudoku", EASY, "--gif", str(tmp_path / "it.gif"))
+    assert code == 2 and "<circle>" in err and err.count("\n") == 1

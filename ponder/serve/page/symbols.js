@@ -95,7 +95,7 @@ export class Symbols {
       this.edited();
     };
     this.input = h("input", { type: "text", id: "sequence", maxlength: this.board.columns, spellcheck: "false", autocomplete: "off", autocapitalize: "off", oninput: changed });
-    return h("div", { class: "inputs" }, h("label", { for: "sequence" }, `Up to ${this.board.columns} of ${[...this.board.symbols].join(" ")}`), this.input);
+    return h("div", { class: "inputs sequence" }, h("label", { for: "sequence" }, `Up to ${this.board.columns} of ${[...this.board.symbols].join(" ")}`), this.input);
   }
 
   #pad() {

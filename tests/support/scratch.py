@@ -1,0 +1,87 @@
+"""An environment to install packages into: the packages of this interpreter and the repository, without a network."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support import ROOT
+
+RUNNER = """\
+import shlex, sys
+from ponder.cli import main
+
+if __name__ == "__main__":  # a dataset's worker processes import this file
+    for line in sys.argv[1:]:
+        try:
+            code = main(shlex.split(line))
+        except SystemExit as end:
+            code = end.code
+        if code and not (line.startswith("solve ") and code == 1):  # a model of a few updates may answer wrongly
+            sys.exit(f"ponder {line} ended with {code}")
+"""
+
+
+@dataclass(frozen=True)
+class Scratch:
+    folder: Path
+    """Where the commands are run."""
+    python: Path
+
+    @staticmethod
+    def make(folder: Path) -> "Scratch":
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
+        python = folder / "venv" / "bin" / "python"
+        found = subprocess.run(
+            [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        paths = dict.fromkeys([str(ROOT), *(sysconfig.get_path(name) for name in ("purelib", "platlib"))])
+        Path(found.stdout.strip(), "parent.pth").write_text("\n".join(paths) + "\n")
+        (folder / "work").mkdir()
+        (folder / "work" / "run_ponder.py").write_text(RUNNER)
+        return Scratch(folder / "work", python)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PONDER_DOMAINS")}
+        return kept | {"XDG_DATA_HOME": str(self.folder / "share"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+    def install(self, package: Path | str, *options: str) -> None:
+        """pip, without the network: what the package needs is there."""
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "--python",
+            str(self.python),
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+        ]
+        done = subprocess.run(
+            [*pip, "--no-build-isolation", *options, package],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def run(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """`python WORDS` in this environment; fails the test where it fails."""
+        done = subprocess.run(
+            [self.python, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def ponder(self, *commands: str) -> str:
+        """`ponder COMMAND` for each, in one process; what they print."""
+        return self.run("run_ponder.py", *commands).stdout
