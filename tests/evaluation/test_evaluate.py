@@ -399,7 +399,7 @@ def test_twice_is_the_same(made: dict[str, Path], evaluated: dict[str, Path], tm
     for _ in range(2):  # the second one replaces the first
         assert run(EvalRequest(str(made["a"]), data_dir=made["data"], weights="both", out=out), HERE) == out
     assert torch.equal(states[0], torch.get_rng_state()) and states[1] == str(np.random.get_state())
-    assert {p: p.read_bytes() for p in made["a"].glob("best/*")} == before
+    assert before and {p: p.read_bytes() for p in made["a"].glob("best/*")} == before
     assert [p.name for p in tmp_path.iterdir()] == ["again"]
     a, b = (json.loads((f / "eval.json").read_text(encoding="utf-8")) for f in (evaluated["a"], out))
     assert a["scores"] == b["scores"]
