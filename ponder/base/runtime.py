@@ -59,14 +59,6 @@ class Runtime:
         dist.all_gather_object(values, value)
         return values
 
-    def highest(self, value: int) -> int:
-        """The largest of the ranks' numbers."""
-        if self.world == 1:
-            return value
-        number = torch.tensor(value, device=self.device)
-        dist.all_reduce(number, dist.ReduceOp.MAX)
-        return int(number)
-
     def barrier(self) -> None:
         if self.world > 1:
             dist.barrier()

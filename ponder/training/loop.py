@@ -83,6 +83,10 @@ class Speed:
         self.at, self.update = now, row["update"]
 
 
+LATE = float(2**20)
+"""The wish of a rank whose time is up: more than all ranks together can wish because of a signal."""
+
+
 class Stop:
     """Set by a signal; looked at between updates."""
 
@@ -176,10 +180,18 @@ class Gathered:
     norm: float
     """Of the gradient, before clipping."""
     sums: dict[str, float]
+    stopping: float
+    """The reasons to stop, as ranks gave them before this update; 0 where nobody had one."""
 
 
 def gather_gradients(
-    run: Run, source: Source, depth: Depth, pool: ThreadPoolExecutor | None, runtime: Runtime, precision: str
+    run: Run,
+    source: Source,
+    depth: Depth,
+    pool: ThreadPoolExecutor | None,
+    runtime: Runtime,
+    precision: str,
+    stopping: float = 0.0,
 ) -> Gathered:
     """A micro-step for each accumulation step. The host waits for the device once, to read what all of them came to."""
     config = run.config
@@ -193,14 +205,16 @@ def gather_gradients(
     norm = clip(run.weights.grad, config.train.clip)
     names = list(moments[0].sums)
     total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
+    total = torch.cat((total.new_full((1,), stopping), total))
     runtime.sum_([total])
     done = torch.cat([slots.done for slots in run.slots])
     values = read(torch.cat((norm.float()[None], total, done.float())))
-    first = 1 + len(names)
+    first = 2 + len(names)
     for slots in run.slots:
         slots.known = values[first : first + len(slots.ids)] > 0
         first += len(slots.ids)
-    return Gathered(moments, float(values[0]), dict(zip(names, values[1:].tolist(), strict=False)))
+    sums = dict(zip(names, values[2:].tolist(), strict=False))
+    return Gathered(moments, float(values[0]), sums, float(values[1]))
 
 
 def read(values: Tensor) -> npt.NDArray[np.float32]:
@@ -253,13 +267,14 @@ def train(
     view.begin(config, updates, run.update)
 
     pool = ThreadPoolExecutor(config.train.data_workers) if config.train.data_workers > 0 else None
-    started_at, spent_before = run.update, run.seconds
+    started_at, spent_before, stopping = run.update, run.seconds, 0.0
     outcome = None
     while outcome is None:
         if run.update < updates:
             update_began = time.perf_counter()
             depth = Depth.at(config, run.update, updates)
-            gathered = gather_gradients(run, source, depth, pool, runtime, precision)
+            wish = _wish(limits, time.perf_counter() - began, stop)
+            gathered = gather_gradients(run, source, depth, pool, runtime, precision, wish)
             norm, sums = gathered.norm, gathered.sums
             if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
                 raise UserError(_not_finite(run.update, norm, sums, checkpoints))
@@ -272,8 +287,9 @@ def train(
             run.window = {k: window.get(k, 0.0) + v for k, v in sums.items()}
             run.window["grad_norm_max"] = max(window.get("grad_norm_max", 0.0), norm)
 
-        # Log, evaluate, save: in this order, so that a checkpoint covers all rows up to its update
-        outcome = _ending(run, updates, limits, started_at, time.perf_counter() - began, stop, runtime)
+            # Log, evaluate, save: in this order, so that a checkpoint covers all rows up to its update
+            stopping = gathered.stopping if runtime.world > 1 else _wish(limits, now - began, stop)
+        outcome = _ending(run, updates, limits, started_at, stopping)
         if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
             row = _log_row(run, config, factor)
             speed.add_to(row)
@@ -322,18 +338,21 @@ def total_updates(config: Config, examples: int) -> int:
     return math.ceil(config.train.epochs * examples / config.train.batch)
 
 
-def _ending(
-    run: Run, updates: int, limits: Limits, started_at: int, seconds: float, stop: Stop, runtime: Runtime
-) -> Outcome | None:
-    """Whether to stop after this update, agreed between ranks."""
+def _wish(limits: Limits, seconds: float, stop: Stop) -> float:
+    """Whether this rank would stop: LATE, or 1 where a signal asked for it. Ranks add their wishes up in an update."""
+    return LATE if limits.seconds is not None and seconds >= limits.seconds else float(stop.asked)
+
+
+def _ending(run: Run, updates: int, limits: Limits, started_at: int, stopping: float) -> Outcome | None:
+    """Whether to stop after this update: a matter of what all ranks know."""
     if run.update >= updates:
         return Outcome(True, run.update, updates, "finished")
     if limits.updates is not None and run.update - started_at >= limits.updates:
         return Outcome(False, run.update, updates, f"--max-updates {limits.updates}")
-    late = limits.seconds is not None and seconds >= limits.seconds
-    reasons = ("", "interrupted", f"--max-seconds {limits.seconds or 0:g}")
-    reason = reasons[runtime.highest(2 if late else 1 if stop.asked else 0)]
-    return Outcome(False, run.update, updates, reason) if reason else None
+    if stopping == 0:
+        return None
+    late = stopping >= LATE and limits.seconds is not None
+    return Outcome(False, run.update, updates, f"--max-seconds {limits.seconds:g}" if late else "interrupted")
 
 
 def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
