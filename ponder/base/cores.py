@@ -6,12 +6,15 @@ from pathlib import Path
 
 
 def usable() -> int:
-    """Cores this process may run on: what the scheduler, and a container's quota, allow."""
+    """Cores this process may use: those the scheduler and a container's quota allow, and no more than OMP_NUM_THREADS,
+    with which people say how many they want used."""
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
     with suppress(OSError, ValueError):
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text(encoding="utf-8").split()
         allowed = min(allowed, max(1, int(quota) // int(period)))  # "max" is no number, and no limit
+    with suppress(KeyError, ValueError):
+        allowed = min(allowed, max(1, int(os.environ["OMP_NUM_THREADS"])))
     return allowed
 
 

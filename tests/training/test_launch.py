@@ -69,9 +69,14 @@ def test_a_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
         monkeypatch.setattr(Path, "read_text", read)
 
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     for text, expected in (("max 100000", 8), ("150000 100000", 1), ("400000 100000", 4), ("50000 100000", 1)):
         quota(text)
+        assert cores.usable() == expected
+    quota("max 100000")
+    for said, expected in (("3", 3), ("12", 8), ("0", 1), ("many", 8)):
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
         assert cores.usable() == expected
 
 
