@@ -18,7 +18,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.config.schema import ModelConfig
 from ponder.evaluation import diff
-from ponder.evaluation.diff import Difference, Evaluated
+from ponder.evaluation.diff import Difference, Evaluation
 from ponder.evaluation.run import run
 from ponder.evaluation.subject import EvalRequest
 from ponder.training import runs
@@ -49,8 +49,8 @@ class Trained:
 class Comparison:
     """Two evaluations on the same examples."""
 
-    a: Evaluated
-    b: Evaluated
+    a: Evaluation
+    b: Evaluation
     settings: Mapping[str, tuple[Any, Any]]
     """Dotted key -> the values of A and B, for every setting that differs."""
     differences: list[Difference]
@@ -109,7 +109,7 @@ def train(
     return Trained(folder, outcome, result)
 
 
-def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) -> Evaluated:
+def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) -> Evaluation:
     """Score a run, a checkpoint, an imported folder or a zoo model at every ACT step, and write the folder that
     `ponder eval` writes. `settings` are that command's options: splits, steps, weights, limit, batch, domain,
     data_dir, out. Returns `.folder`, `.result` (eval.json) and `.scores`, by split."""
@@ -124,13 +124,13 @@ def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) 
         return diff.read(run(EvalRequest(str(where), command="ponder.evaluate", **settings), here, bar))
 
 
-def compare(a: Trained | Evaluated | str | Path, b: Trained | Evaluated | str | Path) -> Comparison:
+def compare(a: Trained | Evaluation | str | Path, b: Trained | Evaluation | str | Path) -> Comparison:
     """Two evaluated runs, A and B: the settings that differ, and B minus A on the same examples."""
     first, second = (_evaluation(each) for each in (a, b))
     return Comparison(first, second, diff.changed_settings(first, second), diff.compare(first, second))
 
 
-def _evaluation(what: Trained | Evaluated | str | Path) -> Evaluated:
-    if isinstance(what, Evaluated):
+def _evaluation(what: Trained | Evaluation | str | Path) -> Evaluation:
+    if isinstance(what, Evaluation):
         return what
     return diff.read(what.folder if isinstance(what, Trained) else Path(what))

@@ -23,7 +23,7 @@ SHOWN = (("exact", "final"), ("valid", "final"), ("token", "final"), ("exact", "
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class Evaluation:
     folder: Path
     result: EvalResult
 
@@ -56,15 +56,15 @@ class Difference:
     only_b: int | None
 
 
-def read(folder: Path) -> Evaluated:
+def read(folder: Path) -> Evaluation:
     """An evaluation folder, or the run folder it is in."""
     for place in (folder, folder / "eval"):
         if (place / RESULT).is_file():
-            return Evaluated(place, read_eval(place / RESULT))
+            return Evaluation(place, read_eval(place / RESULT))
     raise UserError(f"{folder} holds no evaluation (no {RESULT}): run `ponder eval {folder}` first")
 
 
-def compare(a: Evaluated, b: Evaluated) -> list[Difference]:
+def compare(a: Evaluation, b: Evaluation) -> list[Difference]:
     one, other = (f"{e.result.data.config['domain']} {e.result.data.hash}" for e in (a, b))
     if one != other:
         raise UserError(
@@ -88,7 +88,7 @@ def compare(a: Evaluated, b: Evaluated) -> list[Difference]:
     return rows
 
 
-def _compare_split(split: str, a: Evaluated, b: Evaluated) -> list[Difference]:
+def _compare_split(split: str, a: Evaluation, b: Evaluation) -> list[Difference]:
     records_a, records_b = a.records(split), b.records(split)
     common, at_a, at_b = np.intersect1d(records_a.index, records_b.index, assume_unique=True, return_indices=True)
     if not len(common):
@@ -133,7 +133,7 @@ def _mean_row(name: str, parts: Sequence[Difference]) -> Difference:
     return Difference(name, parts[0].measure, sum(p.n for p in parts), a, b, difference, counts[0], counts[1])
 
 
-def changed_settings(a: Evaluated, b: Evaluated) -> dict[str, tuple[Any, Any]]:
+def changed_settings(a: Evaluation, b: Evaluation) -> dict[str, tuple[Any, Any]]:
     """Dotted key -> the two values. An imported model has no configuration but its architecture."""
     one, other = a.result.config, b.result.config
     if one is not None and other is not None:
@@ -142,7 +142,7 @@ def changed_settings(a: Evaluated, b: Evaluated) -> dict[str, tuple[Any, Any]]:
     return {k: (models[0][k], models[1][k]) for k in models[0] if models[0][k] != models[1].get(k)}
 
 
-def print_differences(a: Evaluated, b: Evaluated, console: Console) -> None:
+def print_differences(a: Evaluation, b: Evaluation, console: Console) -> None:
     rows = compare(a, b)
     changed = changed_settings(a, b)
     for letter, each in (("A", a), ("B", b)):
