@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -12,6 +13,8 @@ from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 
 torch.set_num_threads(1)
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow now and then
+hypothesis.settings.load_profile("any machine")
 # Models and domains of whoever runs the tests are not looked at.
 os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "no-data-of-any-user")
 os.environ.pop("PONDER_DOMAINS", None)
