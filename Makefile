@@ -1,15 +1,20 @@
 # Two commands on a fresh machine: `make quickstart` and `make test`.
 PYTHON ?= python3
-VENV := .venv
+VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow browser lint types clean
+.PHONY: quickstart test test-slow test-portable browser lint types clean same-python
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ponder quickstart
 
 test: $(VENV)/.installed-test browser lint types
 	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m tests.support.portable
+
+# The numerical tests as if on other processors: about a minute and a half on two cores.
+test-portable: $(VENV)/.installed-test
+	$(BIN)/python -m tests.support.portable
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow
@@ -28,10 +33,15 @@ lint: $(VENV)/.installed-test
 types: $(VENV)/.installed-test
 	$(BIN)/mypy
 
-$(VENV)/bin/python:
+# Asked for another Python than the one that made the environment, say so instead of using that one silently.
+same-python:
+	@test "$(origin PYTHON)" = file || test ! -e $(BIN)/python || test "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" || \
+	  { echo "$(VENV) was made by $$($(BIN)/python -V), not $$($(PYTHON) -V): make clean first, or give another VENV"; exit 1; }
+
+$(BIN)/python: | same-python
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
+$(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt | same-python
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
 	touch $@

@@ -26,8 +26,8 @@ from ponder.base.errors import UserError
 from ponder.base.stats import paired
 from ponder.data import Dataset
 from ponder.domains.contract import Tokens
-from ponder.evaluation.compare import Subject, subject
 from ponder.evaluation.records import Judge
+from ponder.evaluation.subject import Subject, subject
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy
 from ponder.inference.weights import open_weights, zoo_names
 
@@ -160,14 +160,14 @@ def main() -> None:
     except UserError as error:
         raise SystemExit(str(error)) from None
     if options.save:
-        said: dict[str, Any] = {
+        stored: dict[str, Any] = {
             "budget": BUDGET,
             "clock": "CPU time" if torch.get_num_threads() == 1 else "wall",
             "environment": runtime.environment(),
             "rows": [asdict(row) for row in rows],
         }
         RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        RESULT.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,6 +57,8 @@ class Row:
     ratio: float
     cpu_ratio: float
     reached: bool
+    grown_mb: float
+    """Resident memory after the last round over that after the first, of the server with all slots."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +126,7 @@ def compare(model: str, clients: int, each: int, slots: int, rounds: int, thread
     puzzles = [domain.format(row) for row in domain.sample(0, clients * each)[0]]
     shares = [puzzles[i::clients] for i in range(clients)]
     best: dict[int, Round] = {}
+    memory: list[int] = []
     with serving(model, slots, threads) as many, serving(model, 1, threads) as one:
         for server in (many, one):
             measure(server, 0, model, [share[:1] for share in shares[: slots + 1]])  # allocates
@@ -131,6 +134,7 @@ def compare(model: str, clients: int, each: int, slots: int, rounds: int, thread
             for server, count in ((many, slots), (one, 1)):
                 got = measure(server, count, model, shares)
                 best[count] = max(best.get(count, got), got, key=lambda r: r.per_second)
+            memory.append(many.process.memory_info().rss)
     ratio = best[slots].per_second / best[1].per_second
     return Row(
         model=opened.name,
@@ -142,6 +146,7 @@ def compare(model: str, clients: int, each: int, slots: int, rounds: int, thread
         ratio=round(ratio, 2),
         cpu_ratio=round(best[1].cpu_ms / best[slots].cpu_ms, 2),
         reached=ratio >= GOAL,
+        grown_mb=round((memory[-1] - memory[0]) / 1e6, 1),
     )
 
 
@@ -153,7 +158,8 @@ def show(row: Row) -> str:
             f"p99 {r.p99_ms:7.1f} ms, server CPU {r.cpu_ms:6.2f} ms a puzzle"
         )
     verdict = "reached" if row.reached else "MISSED"
-    return "\n".join([*lines, f"  {row.ratio:.2f} times (goal {GOAL:g}: {verdict}); CPU {row.cpu_ratio:.2f} times"])
+    ratios = f"{row.ratio:.2f} times (goal {GOAL:g}: {verdict}); CPU {row.cpu_ratio:.2f} times"
+    return "\n".join([*lines, f"  {ratios}; memory grew by {row.grown_mb:.1f} MB"])
 
 
 def main() -> None:

@@ -18,8 +18,9 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.config.schema import ModelConfig
 from ponder.evaluation import diff
-from ponder.evaluation.diff import Difference, Evaluation
-from ponder.evaluation.run import Asked, run
+from ponder.evaluation.diff import Difference, Evaluated
+from ponder.evaluation.run import run
+from ponder.evaluation.subject import EvalRequest
 from ponder.training import runs
 from ponder.training.log import read_log
 from ponder.training.loop import Limits, Outcome
@@ -48,8 +49,8 @@ class Trained:
 class Comparison:
     """Two evaluations on the same examples."""
 
-    a: Evaluation
-    b: Evaluation
+    a: Evaluated
+    b: Evaluated
     settings: Mapping[str, tuple[Any, Any]]
     """Dotted key -> the values of A and B, for every setting that differs."""
     differences: list[Difference]
@@ -57,7 +58,7 @@ class Comparison:
 
     def show(self) -> None:
         """The table of `ponder diff`."""
-        diff.print_comparison(self.a, self.b, Console(highlight=False))
+        diff.print_differences(self.a, self.b, Console(highlight=False))
 
 
 def resolve(
@@ -108,11 +109,11 @@ def train(
     return Trained(folder, outcome, result)
 
 
-def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) -> Evaluation:
+def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) -> Evaluated:
     """Score a run, a checkpoint, an imported folder or a zoo model at every ACT step, and write the folder that
     `ponder eval` writes. `settings` are that command's options: splits, steps, weights, limit, batch, domain,
     data_dir, out. Returns `.folder`, `.result` (eval.json) and `.scores`, by split."""
-    allowed = {field.name for field in fields(Asked)} - {"checkpoint", "command"}
+    allowed = {field.name for field in fields(EvalRequest)} - {"checkpoint", "command"}
     for name in settings.keys() - allowed:
         raise unknown("setting of evaluate", name, allowed)
     for name in {"data_dir", "out"} & settings.keys():
@@ -120,16 +121,16 @@ def evaluate(what: Trained | str | Path, device: str = "auto", **settings: Any) 
     where = what.folder if isinstance(what, Trained) else what
     here = runtime.start(device)
     with Bar() as bar:
-        return diff.read(run(Asked(str(where), command="ponder.evaluate", **settings), here, bar))
+        return diff.read(run(EvalRequest(str(where), command="ponder.evaluate", **settings), here, bar))
 
 
-def compare(a: Trained | Evaluation | str | Path, b: Trained | Evaluation | str | Path) -> Comparison:
+def compare(a: Trained | Evaluated | str | Path, b: Trained | Evaluated | str | Path) -> Comparison:
     """Two evaluated runs, A and B: the settings that differ, and B minus A on the same examples."""
     first, second = (_evaluation(each) for each in (a, b))
     return Comparison(first, second, diff.changed_settings(first, second), diff.compare(first, second))
 
 
-def _evaluation(what: Trained | Evaluation | str | Path) -> Evaluation:
-    if isinstance(what, Evaluation):
+def _evaluation(what: Trained | Evaluated | str | Path) -> Evaluated:
+    if isinstance(what, Evaluated):
         return what
     return diff.read(what.folder if isinstance(what, Trained) else Path(what))

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import hypothesis
@@ -12,7 +13,16 @@ from ponder import data
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 
-torch.set_num_threads(1)
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was not tested here, in one line."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in reports)
+    if reasons:
+        terminalreporter.write_line("not tested: " + "; ".join(f"{reason} ({n})" for reason, n in reasons.items()))
+
+
+torch.set_num_threads(int(os.environ.get("PONDER_TEST_THREADS", "1")))
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow now and then
 hypothesis.settings.load_profile("any machine")
 # Models and domains of whoever runs the tests are not looked at.
@@ -50,7 +60,7 @@ def tiny(**overrides: dict[str, object]) -> Config:
     }
     for section, values in overrides.items():
         base[section] = {**base[section], **values}
-    return resolve("sudoku-mini", None, base)
+    return resolve("sudoku-mini", "ponder", base)
 
 
 @pytest.fixture(scope="session")

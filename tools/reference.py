@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from ponder.cli import VERBS
-from ponder.config.resolve import PRESETS, Config, model_names, preset_names, resolve
+from ponder.config.resolve import PRESETS, Config, model_names, resolve
 from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
 from ponder.domains.registry import BUILT_IN
 
@@ -58,6 +58,15 @@ def schema() -> dict[str, Any]:
             **{key: top[key] for key in ("about", "scale", "seed")},
             "data": {"type": "object", "anyOf": kinds},
             **{section: {"$ref": f"#/$defs/{cls.__name__}"} for section, cls in SECTIONS.items()},
+            "recipe": {
+                "type": "object",
+                "description": "what is trained when no --model is given: a model preset, and settings that go with it",
+                "properties": {
+                    "model": {"type": "string"},
+                    **{name: {"$ref": f"#/$defs/{SECTIONS[name].__name__}"} for name in ("train", "eval")},
+                },
+                "additionalProperties": False,
+            },
         },
         "additionalProperties": False,
         "$defs": defs,
@@ -83,8 +92,8 @@ def page() -> str:
     for name, domain in BUILT_IN.items():
         lines += [f"### {name}", "", f"{domain.title}.", ""]
         lines += _fields(domain.Params.model_json_schema()["properties"], "data")
-    lines += ["## Presets", ""]
-    lines += _table(("preset", "about"), ((f"`{name}`", resolve(name).about) for name in preset_names()))
+    shipped = sorted(path.stem for path in PRESETS.glob("*.yaml"))
+    lines += ["## Presets", "", *_table(("preset", "about"), ((f"`{name}`", resolve(name).about) for name in shipped))]
     lines += ["## Recipes", "", "`--model NAME` puts one on top of a preset; on one of mini scale, its mini form.", ""]
     lines += _table(("recipe", "what it is"), ((f"`{name}`", _comment(name)) for name in model_names()))
     lines += ["## Verbs", ""]

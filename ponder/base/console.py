@@ -1,7 +1,6 @@
 """What the terminal shows in more than one place: progress bars, percentages."""
 
 import time
-from collections.abc import Mapping
 from typing import Self
 
 from rich.console import Console
@@ -37,7 +36,3 @@ class Bar:
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
-
-
-def interval(share: Mapping[str, float]) -> str:
-    return f"{percent(share['value'])} [dim]{percent(share['low'])}-{percent(share['high'])}[/]"

@@ -14,12 +14,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from ponder.evaluation.records import Records
 
+PRESET = "sudoku-mini"
 FOLDER = Path("runs/quickstart")
-SHALLOW = {
-    # One cycle per step instead of four: a step costs a sixth, and one can see that more of them help.
-    "model": {"h_cycles": 1, "l_cycles": 1, "h_horizon": 1, "l_horizon": 1, "max_steps": 8},
-    "train": {"updates": 300, "warmup": 15, "ema": 0.97},
-}
 
 
 def main(args: Sequence[str]) -> None:
@@ -30,23 +26,19 @@ def main(args: Sequence[str]) -> None:
     known = parser.parse_args(args)
     from ponder import data
     from ponder.base import runtime
+    from ponder.commands import train
     from ponder.config.resolve import resolve
     from ponder.evaluation.records import Settings, run_split
     from ponder.inference.solver import Solver
-    from ponder.training.loop import Limits
-    from ponder.training.runs import train_in
 
     console = Console(highlight=False)
-    config = resolve("sudoku-mini", "ponder-mlp", SHALLOW)
-    here = runtime.start("cpu")
     console.print(
         "[bold]ponder[/] trains a small recursive network to solve minimal 4x4 Sudokus: one block, applied again and "
-        "again.\nTwo and a half minutes at most; Ctrl-C stops it early and keeps what was learned.\n"
+        f"again.\n{known.seconds:g} seconds at most; Ctrl-C stops it early and keeps what was learned.\n"
     )
-    outcome = train_in(config, FOLDER, Path("data"), here, Limits(seconds=known.seconds))
-    state = "finished" if outcome.finished else f"stopped after {outcome.update} of {outcome.updates} updates"
-    console.print(f"\nTraining {state}. The run is in [bold]{FOLDER}[/].\n")
-
+    train.main([PRESET, "--out", str(FOLDER), "--max-seconds", f"{known.seconds:g}", "--device", "cpu"])
+    console.print()
+    config, here = resolve(PRESET), runtime.start("cpu")
     dataset = data.Dataset.open(data.folder_for(Path("data"), config.data))
     solver = Solver(FOLDER)
     how = Settings(config.model.max_steps, batch=500)
@@ -70,7 +62,7 @@ def main(args: Sequence[str]) -> None:
     console.print(f"\n{end}\n")
     console.print(
         "[bold]Next[/]\n"
-        "  ponder train sudoku-6x6-mini --model ponder-mlp     a harder board, a quarter of an hour\n"
+        "  ponder train sudoku-6x6-mini               a harder board, a few minutes\n"
         "  ponder train sudoku-mini --model trm       the same puzzles, another published recipe\n"
         "  ponder train sudoku-mini --model.gate false --out runs/no-gate     change one factor\n"
         "  ponder data show maze-mini --split test    look at another domain\n"

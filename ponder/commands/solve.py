@@ -20,7 +20,8 @@ from rich.text import Text
 from ponder.base.errors import UserError
 from ponder.domains import registry
 from ponder.domains.contract import Json, Tokens
-from ponder.inference.answers import Answer, Thought, said_confidence
+from ponder.inference.answers import Answer, Thought
+from ponder.inference.pictures import confident
 from ponder.inference.solver import Shelf, Solver, Unsolvable
 from ponder.inference.weights import zoo_names
 
@@ -205,7 +206,7 @@ def _bar(confidence: float) -> str:
     if np.isnan(confidence):
         return ""
     full = round(BAR * confidence)
-    return f"{'█' * full}{'·' * (BAR - full)} {said_confidence(confidence)}"
+    return f"{'█' * full}{'·' * (BAR - full)} {confident(confidence)}"
 
 
 # Answers out ----------------------------------------------------------------------------------------------------------
@@ -239,9 +240,7 @@ def _verdict(answer: Answer) -> Text:
 
 
 def write_pictures(asked: argparse.Namespace, found: Sequence[Answer | Failure]) -> None:
-    from ponder.inference import pictures
-
-    for path, draw in ((asked.gif, pictures.gif), (asked.svg, pictures.svg)):
+    for path, draw in ((asked.gif, Answer.gif), (asked.svg, Answer.svg)):
         for answer in found:
             if path is None or isinstance(answer, Failure):
                 continue

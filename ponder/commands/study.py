@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ponder.base.errors import UserError
-from ponder.studies.spec import SCALES, Job, Study, chosen, load, load_all, names, plan
+from ponder.studies.spec import SCALES, Study, Training, chosen, load, load_all, names, plan
 from ponder.studies.store import Store
 
 RESULTS = Path("results/cells")
@@ -109,11 +109,11 @@ def _cost(args: argparse.Namespace) -> None:
 
 
 def _cell(args: argparse.Namespace) -> None:
-    from ponder.studies.run import Work, attempt, end_with
+    from ponder.studies.run import Assignment, attempt, end_with
 
     if args.parent is not None:
         end_with(args.parent)
-    work = Work(
+    work = Assignment(
         labels=tuple(args.labels),
         scale=args.scale,
         store=_store(args),
@@ -130,27 +130,27 @@ def _run(args: argparse.Namespace) -> None:
     if args.workers is not None and args.workers < 1:
         raise UserError(f"--workers {args.workers} is too small: give at least 1")
     studies = load_all(args.names, args.scale)
-    jobs = plan(chosen([cell for study in studies for cell in study.cells(args.scale)], args.only))
+    trainings = plan(chosen([cell for study in studies for cell in study.cells(args.scale)], args.only))
     if args.dry_run:
-        _say_plan(jobs, _store(args))
+        _say_plan(trainings, _store(args))
     elif args.slurm is not None:
         from ponder.studies.slurm import submit
 
         if args.max_seconds is not None or args.device != "auto" or args.workers is not None:
             raise UserError("--slurm settles time, device and workers: leave out --max-seconds, --device and --workers")
-        submit(jobs, args.slurm, args.scale, _store(args), args.data_dir)
+        submit(trainings, args.slurm, args.scale, _store(args), args.data_dir)
     else:
-        _run_here(jobs, studies, args)
+        _run_here(trainings, studies, args)
 
 
-def _say_plan(jobs: Sequence[Job], store: Store) -> None:
-    for job in jobs:
-        states = {store.state(cell) for cell in job.cells}
+def _say_plan(trainings: Sequence[Training], store: Store) -> None:
+    for training in trainings:
+        states = {store.state(cell) for cell in training.cells}
         state = states.pop() if len(states) == 1 else "left"
-        print(f"{state:<8}{job.key}  {'  '.join(job.labels)}")
+        print(f"{state:<8}{training.key}  {'  '.join(training.labels)}")
 
 
-def _run_here(jobs: Sequence[Job], studies: Sequence[Study], args: argparse.Namespace) -> None:
+def _run_here(trainings: Sequence[Training], studies: Sequence[Study], args: argparse.Namespace) -> None:
     from torch.cuda import device_count
 
     from ponder.base.console import Bar
@@ -172,8 +172,8 @@ def _run_here(jobs: Sequence[Job], studies: Sequence[Study], args: argparse.Name
         max_seconds=args.max_seconds,
     )
     with Bar() as bar:
-        hopeless = build_data([job for job in jobs if not runner.done(job)], args.data_dir, bar)
-    tally = runner.run(jobs, view_for(), hopeless)
+        hopeless = build_data([training for training in trainings if not runner.done(training)], args.data_dir, bar)
+    tally = runner.run(trainings, view_for(), hopeless)
     if tally.stopped:
         print(f"stopped with {len(tally.stopped)} trainings to go, saved: the same command goes on")
     if tally.elsewhere:

@@ -1,7 +1,7 @@
 """One configuration out of many parts: defaults <- domain preset <- model preset <- dotted overrides.
 
-A preset is a YAML difference from the defaults; a model preset is put on top where another model than the preset's own
-is asked for. The result is resolved once and frozen.
+A preset is a YAML difference from the defaults. Its `recipe` (a model preset, and what goes with it) is what it trains
+when nothing else is asked for; another model asked for takes its place. The result is resolved once and frozen.
 """
 
 import difflib
@@ -104,15 +104,24 @@ def model_names() -> list[str]:
     return sorted(p.stem for p in (PRESETS / "models").glob("*.yaml"))
 
 
-def _read(folder: Path, name: str, kind: str) -> dict[str, Any]:
+def _read(folder: Path, name: str, kind: str, plain: bool = False) -> dict[str, Any]:
     path = folder / f"{name}.yaml"
     if not path.is_file() and kind == "preset":
         path = next((each for each in registry.presets() if each.stem == name), path)
     if not path.is_file():
         raise unknown(kind, name, preset_names() if kind == "preset" else model_names())
-    data = read_yaml(path)
-    parent = data.pop("extends", None)
-    return merge(_read(folder, parent, kind), data) if parent else data
+    return _put_together(read_yaml(path), folder, kind, plain)
+
+
+def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) -> dict[str, Any]:
+    """A file on top of the one it extends, and, where no other model is asked for, its `recipe` on top of both."""
+    parent, recipe = data.pop("extends", None), data.pop("recipe", None)
+    if parent:
+        data = merge(_read(folder, parent, kind, plain), data)
+    if recipe and plain:
+        model = model_preset(recipe.pop("model"), data.get("scale", "paper")) if "model" in recipe else {}
+        data = merge(merge(data, model), recipe)
+    return data
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -139,13 +148,9 @@ def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] 
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"there is no preset file {preset}")
-        data = read_yaml(path)
-        data.setdefault("preset", path.stem)
-        if parent := data.pop("extends", None):
-            data = merge(_read(PRESETS, parent, "preset"), data)
+        data = {"preset": path.stem, **_put_together(read_yaml(path), PRESETS, "preset", plain=model is None)}
     else:
-        data = _read(PRESETS, preset, "preset")
-        data["preset"] = preset
+        data = {**_read(PRESETS, preset, "preset", plain=model is None), "preset": preset}
     if model is not None:
         data = merge(data, model_preset(model, data.get("scale", "paper")))
     return from_flat(merge(data, overrides or {}))

@@ -140,8 +140,12 @@ class Domain(ABC):
     """A puzzle in text form that `parse` accepts at the default parameters; empty: any `sample` will do."""
     checkable: ClassVar[bool] = True
     """Whether `check` judges by the rules alone. Where it is False, a valid answer is one that equals the label."""
+    checker_solves: ClassVar[str] = ""
+    """Why an accepted answer is no find (the checker computes the answer itself); empty where checking is easier."""
     grouped: ClassVar[bool] = False
     """Whether several examples can make up one task, which is solved when all of them are (`tasks_of`)."""
+    smoke: ClassVar[Mapping[str, Any]] = {}
+    """Parameters that make the data small enough to try a study in seconds; the rest is as its preset has it."""
     Params: ClassVar[type[Params]] = Sizes
 
     params: Any

@@ -15,22 +15,21 @@ import torch
 from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
-from ponder.base.stats import share
 from ponder.config.resolve import DataConfig
 from ponder.data import Dataset
 from ponder.domains.arc.augment import rows_from_identifiers
 from ponder.domains.arc.domain import Arc
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.arc.votes import Predictions, VoteScore, score_votes
-from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Tokens, silent
-from ponder.evaluation.records import Floats, Records, Settings, evaluating, join, run_batch, shares
+from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Source, Tokens, silent
+from ponder.evaluation.records import Floats, Records, Settings, evaluating, join, run_batch, run_split, shares
+from ponder.evaluation.schema import ArcScore, PassAt, PassesAtStep, PassesByVotes, Share, VoteCounts
 from ponder.inference.engine import Seen
 from ponder.model import halting
 from ponder.model.reasoner import Reasoner
 
 KS = (1, 2)
 CURVE = (1, 10, 100, 1000)
-READINGS = ("all_test_inputs", "fractional")
 IDENTIFIERS = "identifiers.json"
 
 
@@ -47,8 +46,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class ArcOutcome:
-    score: dict[str, Any]
-    """Plain data for eval.json."""
+    score: ArcScore
     submission: dict[str, list[dict[str, Json]]]
 
 
@@ -63,7 +61,7 @@ def count_votes(
 ) -> VoteScore:
     """From canvases to pass@k. Votes are weighed by the halting probability; without a halting head, by the mean token
     log-probability as it is."""
-    weight = halting.probability(confidence, head) if head else confidence.astype(np.float64)
+    weight = halting.probability(confidence) if head else confidence.astype(np.float64)
     return score_votes(Predictions(names, inputs, answers, weight), tasks, ks)
 
 
@@ -140,23 +138,20 @@ def score_arc(voted: Voted, domain: Domain, head: bool) -> ArcOutcome:
     scores = {step: counted(voted.plain, step) for step in voted.plain.answers}
     votes = np.bincount(source.pair[chosen], minlength=len(source.task))
     # The examples of a split come augmentation by augmentation, the task as it is first.
-    curve = [
-        {"votes": count, **passes(counted(voted.plain, budget, number < count), len(tasks))}
-        for count in CURVE
-        if count < votes.max()
-    ]
-    curve.append({"votes": int(votes.max()), **passes(scores[budget], len(tasks))})
-    score = {
-        "protocol": protocol(domain, len(tasks), votes, head, budget),
-        "tasks": len(tasks),
-        "test_inputs": len(votes),
-        "votes": {"fewest": int(votes.min()), "most": int(votes.max()), "all": int(votes.sum())},
-        "at_step": [{"step": step, **passes(s, len(tasks))} for step, s in scores.items()],
-        "curve": curve,
-        "blank_id": {"step": budget, **passes(counted(voted.blank, budget), len(tasks))},
-        "label_rank": scores[budget].label_rank,
-        "unmatched": scores[budget].unmatched,
+    by_votes = {count: counted(voted.plain, budget, number < count) for count in CURVE if count < votes.max()} | {
+        int(votes.max()): scores[budget]
     }
+    score = ArcScore(
+        protocol=protocol(domain, len(tasks), votes, head, budget),
+        tasks=len(tasks),
+        test_inputs=len(votes),
+        votes=VoteCounts(fewest=int(votes.min()), most=int(votes.max()), all=int(votes.sum())),
+        at_step=[PassesAtStep(step=step, **passes(s, len(tasks))) for step, s in scores.items()],
+        curve=[PassesByVotes(votes=count, **passes(s, len(tasks))) for count, s in by_votes.items()],
+        blank_id=PassesAtStep(step=budget, **passes(counted(voted.blank, budget), len(tasks))),
+        label_rank=scores[budget].label_rank,
+        unmatched=scores[budget].unmatched,
+    )
     return ArcOutcome(score, scores[budget].submission)
 
 
@@ -168,12 +163,13 @@ def chosen_votes(source: ArcEvaluation, limit: int | None) -> Ints:
     return np.arange(len(source) if limit is None else min(limit, len(source)))
 
 
-def passes(score: VoteScore, tasks: int) -> dict[str, Any]:
+def passes(score: VoteScore, tasks: int) -> dict[str, PassAt]:
     """pass@k in both readings, with intervals over tasks."""
-    return {
-        reading: {f"pass@{k}": share(value, tasks) for k, value in getattr(score, reading).items()}
-        for reading in READINGS
-    }
+
+    def shares(solved: Mapping[int, float]) -> PassAt:
+        return PassAt(one=Share.of(solved[1], tasks), two=Share.of(solved[2], tasks))
+
+    return {"all_test_inputs": shares(score.all_test_inputs), "fractional": shares(score.fractional)}
 
 
 def protocol(domain: Domain, tasks: int, votes: Ints, head: bool, budget: int) -> str:
@@ -188,6 +184,28 @@ def protocol(domain: Domain, tasks: int, votes: Ints, head: bool, budget: int) -
         f"share of its test inputs for which they do (fractional, the published code's); blank id: the same with every "
         f"task id replaced by 0"
     )
+
+
+@dataclass(frozen=True)
+class SplitRun:
+    """One split under one model."""
+
+    records: Records
+    of: int
+    """Examples that the split holds."""
+    arc: ArcOutcome | None
+    """Of the votes; None where nothing is voted on, and for all ranks but the first."""
+
+
+def measure(
+    model: Reasoner, domain: Domain, source: Source, how: Settings, here: Runtime, progress: Progress = silent
+) -> SplitRun:
+    """A split as it is meant to be measured: by votes where it holds augmented ARC tests."""
+    if not isinstance(source, ArcEvaluation):
+        return SplitRun(run_split(model, domain, source, how, here, progress), len(source), None)
+    voted = run_votes(model, domain, source, how, here, progress)
+    outcome = score_arc(voted, domain, model.config.halting != "none") if here.main else None
+    return SplitRun(voted.plain.records, len(source), outcome)
 
 
 # Published checkpoints ------------------------------------------------------------------------------------------------

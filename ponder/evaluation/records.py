@@ -4,15 +4,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
-from ponder.base.stats import share
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Progress, Source, Tokens, silent
+from ponder.evaluation.schema import (
+    MEASURES,
+    AnyStep,
+    BestStep,
+    Bin,
+    Calibration,
+    Calibrations,
+    Curve,
+    Halting,
+    Measures,
+    Share,
+    SplitSummary,
+    Within,
+)
 from ponder.inference.engine import Engine, Full, Seen
 from ponder.model import halting
 from ponder.model.reasoner import Reasoner
@@ -22,8 +35,8 @@ VERSION = 2
 """Of a stored file of records. Those without one call confidence q_halt."""
 COLUMNS = ("exact", "valid", "token", "confidence", "halts")
 PACKED = ("exact", "valid", "halts")
-MEASURES = ("exact", "valid", "token")
 BINS = 10
+S = TypeVar("S", Share, Curve)
 
 
 @dataclass(frozen=True)
@@ -209,63 +222,64 @@ def answered(records: Records, measure: str, way: str) -> npt.NDArray[Any]:
     return column[np.arange(records.n), picked_steps(records)[way]]
 
 
-def summarise(records: Records, budget: int, head: bool) -> dict[str, Any]:
+def summarise(records: Records, budget: int, head: bool) -> SplitSummary:
     """Everything `eval.json` says about a split: each step, and each way to answer within the training budget and
     within all the steps that were run. `head`: whether the model has a halting head."""
-    n = records.n
-    out: dict[str, Any] = {
-        "n": n,
-        "steps": {m: share(getattr(records, m).mean(axis=0, dtype=np.float64), n) for m in MEASURES},
-    }
-    ends = {"to_budget": budget} if budget <= records.steps else {}
-    for name, end in {**ends, "to_end": records.steps}.items():
-        out[name] = _within(records.first(end), head)
-    return out
+    return SplitSummary(
+        n=records.n,
+        steps=Measures[Curve](**{m: Curve.of(curve, records.n) for m, curve in _curves(records).items()}),
+        to_budget=_within(records.first(budget), head) if budget <= records.steps else None,
+        to_end=_within(records, head),
+    )
 
 
-def _within(records: Records, head: bool) -> dict[str, Any]:
-    n = records.n
-    out: dict[str, Any] = {"steps": records.steps}
-    for way in ("final", "best_full"):
-        out[way] = _answered_shares(records, way)
-    curves = {m: getattr(records, m).mean(axis=0, dtype=np.float64) for m in MEASURES}
-    out["best_step"] = {m: {"step": int(c.argmax()) + 1, **share(c.max(), n)} for m, c in curves.items()}
-    out["any_step"] = {m: share(getattr(records, m).any(axis=1).mean(), n) for m in ("exact", "valid")}
-    out["halting"] = _halting(records) if head else None
-    return out
+def _curves(records: Records) -> dict[str, Floats]:
+    return {m: getattr(records, m).mean(axis=0, dtype=np.float64) for m in MEASURES}
 
 
-def _answered_shares(records: Records, way: str) -> dict[str, Any]:
-    return {m: share(answered(records, m, way).mean(dtype=np.float64), records.n) for m in MEASURES}
+def _within(records: Records, head: bool) -> Within:
+    n, steps = records.n, records.steps
+    return Within(
+        steps=steps,
+        final=Measures[Share](**_answered(records, "final")),
+        best_full=Measures[Share](**_answered(records, "best_full")),
+        best_step=Measures[BestStep](**{m: Curve.of(c, n).best(steps) for m, c in _curves(records).items()}),
+        any_step=AnyStep(**{m: Share.of(getattr(records, m).any(axis=1).mean(), n) for m in ("exact", "valid")}),
+        halting=_halting(records) if head else None,
+    )
 
 
-def _halting(records: Records) -> dict[str, Any]:
-    return {
-        "mean_step": float(picked_steps(records)["halting"].mean() + 1),
-        "halted": float(records.halts.any(axis=1).mean()),
-        **_answered_shares(records, "halting"),
-        "calibration": {
-            "final": calibration(records.confidence[:, -1], records.exact[:, -1]),
-            "all_steps": calibration(records.confidence.ravel(), records.exact.ravel()),
-        },
-    }
+def _answered(records: Records, way: str) -> dict[str, Share]:
+    return {m: Share.of(answered(records, m, way).mean(dtype=np.float64), records.n) for m in MEASURES}
 
 
-def calibration(logits: Floats, right: Bools) -> dict[str, Any]:
+def _halting(records: Records) -> Halting:
+    return Halting(
+        mean_step=float(picked_steps(records)["halting"].mean() + 1),
+        halted=float(records.halts.any(axis=1).mean()),
+        **_answered(records, "halting"),
+        calibration=Calibrations(
+            final=calibration(records.confidence[:, -1], records.exact[:, -1]),
+            all_steps=calibration(records.confidence.ravel(), records.exact.ravel()),
+        ),
+    )
+
+
+def calibration(logits: Floats, right: Bools) -> Calibration:
     """Does the halting probability say how likely the answer is right?"""
-    p = halting.probability(logits, head=True)
+    p = halting.probability(logits)
     at = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(at, minlength=BINS)
     confidence, accuracy = (np.bincount(at, v, minlength=BINS) / np.maximum(count, 1) for v in (p, right))
-    return {
-        "auroc": auroc(logits, right),
-        "brier": float(((p - right) ** 2).mean()),
-        "ece": float((count * np.abs(confidence - accuracy)).sum() / count.sum()),
-        "bins": [
-            {"n": int(n), "confidence": float(c) if n else None, "accuracy": float(a) if n else None}
+    return Calibration(
+        auroc=auroc(logits, right),
+        brier=float(((p - right) ** 2).mean()),
+        ece=float((count * np.abs(confidence - accuracy)).sum() / count.sum()),
+        bins=[
+            Bin(n=int(n), confidence=float(c) if n else None, accuracy=float(a) if n else None)
             for n, c, a in zip(count, confidence, accuracy, strict=True)
         ],
-    }
+    )
 
 
 def auroc(score: Floats, right: Bools) -> float | None:
@@ -279,29 +293,35 @@ def auroc(score: Floats, right: Bools) -> float | None:
     return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
 
 
-def mean_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The unweighted mean over splits of what `summarise` says, the splits taken as independent."""
-    out: dict[str, Any] = {
-        "n": sum(p["n"] for p in parts),
-        "steps": {m: mean_share([p["steps"][m] for p in parts]) for m in MEASURES},
-    }
-    for end in ("to_budget", "to_end"):
-        if end not in parts[0]:
-            continue
-        steps = parts[0][end]["steps"]
-        out[end] = {"steps": steps}
-        for way in ("final", "best_full", "any_step"):
-            out[end][way] = {m: mean_share([p[end][way][m] for p in parts]) for m in parts[0][end][way]}
-        out[end]["best_step"] = {}
-        for m, curve in out["steps"].items():
-            best = int(np.argmax(curve["value"][:steps]))
-            out[end]["best_step"][m] = {"step": best + 1, **{k: v[best] for k, v in curve.items()}}
-    return out
+def mean_of(parts: Sequence[SplitSummary]) -> SplitSummary:
+    """The unweighted mean over splits, the splits taken as independent."""
+    steps = {m: mean_share([getattr(p.steps, m) for p in parts]) for m in MEASURES}
+    budgets = [p.to_budget for p in parts if p.to_budget is not None]
+    return SplitSummary(
+        n=sum(p.n for p in parts),
+        steps=Measures[Curve](**steps),
+        to_budget=_mean_within(budgets, steps) if budgets else None,
+        to_end=_mean_within([p.to_end for p in parts], steps),
+    )
 
 
-def mean_share(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mean_within(parts: Sequence[Within], curves: Mapping[str, Curve]) -> Within:
+    def mean(way: str, measures: Sequence[str] = MEASURES) -> dict[str, Share]:
+        return {m: mean_share([getattr(getattr(part, way), m) for part in parts]) for m in measures}
+
+    steps = parts[0].steps
+    return Within(
+        steps=steps,
+        final=Measures[Share](**mean("final")),
+        best_full=Measures[Share](**mean("best_full")),
+        best_step=Measures[BestStep](**{m: curve.best(steps) for m, curve in curves.items()}),
+        any_step=AnyStep(**mean("any_step", ("exact", "valid"))),
+    )
+
+
+def mean_share(shares: Sequence[S]) -> S:
     """The distances to each end of the intervals add up in squares, as those of independent means do."""
-    value, low, high = (np.array([s[k] for s in shares], dtype=np.float64) for k in ("value", "low", "high"))
+    value, low, high = (np.array([getattr(s, k) for s in shares], dtype=np.float64) for k in ("value", "low", "high"))
     middle, count = value.mean(axis=0), len(shares)
     below, above = (np.sqrt(((value - end) ** 2).sum(axis=0)) / count for end in (low, high))
-    return {"value": middle.tolist(), "low": (middle - below).tolist(), "high": (middle + above).tolist()}
+    return type(shares[0])(value=middle.tolist(), low=(middle - below).tolist(), high=(middle + above).tolist())

@@ -4,56 +4,27 @@ Checking an answer is cheaper than finding it, so that a model that is right som
 always, at a price that is reported: ACT steps, summed over all restarts.
 """
 
-import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from ponder.base import rng
-from ponder.base.console import interval
 from ponder.base.errors import UserError
-from ponder.base.stats import share
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
-from ponder.evaluation.compare import Subject, add_subject, read_subject, unverifiable, write_result
 from ponder.evaluation.records import Judge
+from ponder.evaluation.schema import SearchPlan, SearchPoint, SearchResult, Share
+from ponder.evaluation.subject import Subject, unverifiable
 from ponder.inference.engine import SLOTS, Checker, Engine, Floats, Full, Seen
 from ponder.model.reasoner import Reasoner
-
-Select = Literal["checker", "confidence"]
 
 SEARCH = 101
 """What these random numbers are for, beside the uses that ponder/rng.py lists."""
 SIZE = 0.16
 """Expected relative size of the noise, eta sqrt(width); the best of 0.04 to 0.8 on 4x4 and 6x6 Sudoku."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
-
-    restarts: int
-    steps: int
-    noise: float
-    seed: int = 0
-    select: Select = "checker"
-
-    def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
-        if self.restarts > 1 and self.noise <= 0:
-            raise UserError(f"noise {self.noise:g} would make all restarts the same: give a positive rate")
-
-    @property
-    def total(self) -> int:
-        return self.restarts * self.steps
 
 
 @dataclass(frozen=True)
@@ -89,7 +60,7 @@ def search(
     model: Reasoner,
     domain: Domain,
     inputs: Tokens,
-    plan: Plan,
+    plan: SearchPlan,
     task_ids: Ints | None = None,
     numbers: Ints | None = None,
     slots: int = SLOTS,
@@ -157,7 +128,7 @@ class _Side:
         self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
 
 
-def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: Select) -> None:
+def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: str) -> None:
     """Let this restart's answers replace, in `out`, those that they beat."""
     rows = np.flatnonzero(seen.tickets % side.width == restart - side.first)
     puzzles = seen.tickets[rows] // side.width
@@ -180,37 +151,10 @@ def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: Select) -
 # Breadth against depth ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cell:
-    """What `restarts` trajectories of at most `steps` steps gave, and what they took."""
-
-    restarts: int
-    steps: int
-    total: int
-    exact: dict[str, float]
-    valid: dict[str, float]
-    mean_compute: float
-    """ACT steps of a puzzle over all its restarts."""
-    max_compute: int
-
-
-@dataclass(frozen=True)
-class Report:
-    about: dict[str, Any]
-    plan: Plan
-    plain: Cell
-    """The main protocol: one trajectory, the answer at the last step."""
-    found: Cell
-    table: list[Cell]
-    """The same compute at most, spent on breadth or on depth."""
-
-    def data(self) -> dict[str, Any]:
-        rule = {
-            "checker": "all restarts of a puzzle end at the first step at which the checker accepts an answer",
-            "confidence": "all restarts run to the end; the answer is the one with the highest halting logit",
-        }[self.plan.select]
-        protocol = f"Restart 0 has no noise, the others have state noise; {rule}. Compute: ACT steps of all restarts."
-        return {"protocol": protocol, **self.about, **{k: v for k, v in asdict(self).items() if k != "about"}}
+RULES = {
+    "checker": "all restarts of a puzzle end at the first step at which the checker accepts an answer",
+    "confidence": "all restarts run to the end; the answer is the one with the highest halting logit",
+}
 
 
 def breadths(restarts: int) -> list[int]:
@@ -218,123 +162,40 @@ def breadths(restarts: int) -> list[int]:
     return sorted({2**k for k in range(restarts.bit_length())} | {restarts})
 
 
-def report(what: Subject, plan: Plan, totals: Sequence[int] | None = None, slots: int = SLOTS) -> Report:
+def report(what: Subject, plan: SearchPlan, totals: Sequence[int] | None = None, slots: int = SLOTS) -> SearchResult:
     """The plain run, the search, and every split of each total (default: the plain budget and the search's)."""
     batch = what.batch
     rest: dict[str, Any] = {"slots": slots, "precision": what.precision}
     judge = Judge(what.domain, batch.inputs, batch.labels)
 
-    def cell(p: Plan, answers: Tokens, compute: Ints) -> Cell:
-        exact, valid = (share(right.mean(), len(compute)) for right in judge(answers)[:2])
-        return Cell(p.restarts, p.steps, p.total, exact, valid, float(compute.mean()), int(compute.max()))
+    def point(p: SearchPlan, answers: Tokens, compute: Ints) -> SearchPoint:
+        exact, valid = (Share.of(right.mean(), len(compute)) for right in judge(answers)[:2])
+        return SearchPoint(
+            restarts=p.restarts,
+            steps=p.steps,
+            total=p.total,
+            exact=exact,
+            valid=valid,
+            mean_compute=float(compute.mean()),
+            max_compute=int(compute.max()),
+        )
 
-    def searched(p: Plan) -> Cell:
+    def searched(p: SearchPlan) -> SearchPoint:
         found = search(what.model, what.domain, batch.inputs, p, batch.task_ids, what.index, **rest)
-        return cell(p, found.answers, found.compute)
+        return point(p, found.answers, found.compute)
 
-    cells = {plan: searched(plan)}
+    points = {plan: searched(plan)}
     for total in sorted({plan.steps, plan.total} if totals is None else totals):
         for restarts in breadths(plan.restarts):
             split = replace(plan, restarts=restarts, steps=max(1, total // restarts))
-            if split.total <= total and split not in cells:
-                cells[split] = searched(split)
+            if split.total <= total and split not in points:
+                points[split] = searched(split)
     plain = Engine(what.model, what.domain, policy=Full(), budget=plan.steps, **rest).run(batch.inputs, batch.task_ids)
-    table = sorted(cells.values(), key=lambda c: (c.total, c.restarts))
-    return Report(what.about(), plan, cell(replace(plan, restarts=1), plain.answers, plain.steps), cells[plan], table)
-
-
-# Showing --------------------------------------------------------------------------------------------------------------
-
-
-def print_report(r: Report, console: Console) -> None:
-    about, plan, found, budget = r.about, r.plan, r.found, r.plain.total
-    console.print(f"[bold]{about['checkpoint']['name']}[/] on {about['split']}, n {about['n']}")
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for column in ("", "valid %", "exact %", "mean steps", "of plain", "max"):
-        table.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for name, c in ((f"plain, {budget} steps", r.plain), (f"search, {found.restarts} x {found.steps}", found)):
-        table.add_row(name, *_cells(c, budget), f"{c.max_compute}")
-    console.print(table)
-    table = Table(
-        title="\nbreadth against depth at equal compute",
-        title_justify="left",
-        title_style="bold",
-        box=None,
-        padding=(0, 1),
-        pad_edge=False,
+    noise = "Restart 0 has no noise, the others have state noise"
+    return SearchResult(
+        **what.measurement(f"{noise}; {RULES[plan.select]}. Compute: ACT steps of all restarts."),
+        plan=plan,
+        plain=point(replace(plan, restarts=1), plain.answers, plain.steps),
+        found=points[plan],
+        table=sorted(points.values(), key=lambda p: (p.total, p.restarts)),
     )
-    for column in ("at most", "r x steps", "valid %", "exact %", "mean steps", "of plain"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for c in r.table:
-        table.add_row(f"{c.total}", f"{c.restarts} x {c.steps}", *_cells(c, budget))
-    console.print(table)
-    console.print(
-        f"[dim]with 95% intervals; answers selected by {plan.select}, noise {plan.noise:.2g}, seed {plan.seed}; steps: "
-        f"ACT steps of a puzzle, all its restarts together[/]"
-    )
-
-
-def _cells(c: Cell, budget: int) -> tuple[str, ...]:
-    return interval(c.valid), interval(c.exact), f"{c.mean_compute:.1f}", f"{c.mean_compute / budget:.2f}"
-
-
-def draw_search(said: dict[str, Any], path: Path) -> None:
-    """Accuracy against the compute that was used, from what search.json says."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-    from matplotlib.ticker import ScalarFormatter
-
-    figure, axis = plt.subplots(figsize=(8, 5), layout="constrained")
-    for total in sorted({c["total"] for c in said["table"]}):
-        cells = [c for c in said["table"] if c["total"] == total]
-        points = np.array(
-            [[c["mean_compute"], *(100 * c["valid"][k] for k in ("value", "low", "high"))] for c in cells]
-        )
-        spread = [points[:, 1] - points[:, 2], points[:, 3] - points[:, 1]]
-        axis.errorbar(points[:, 0], points[:, 1], spread, fmt="o-", capsize=3, label=f"at most {total} steps")
-        for c, (x, y, *_) in zip(cells, points, strict=True):
-            at = {"xytext": (4, -10), "textcoords": "offset points", "fontsize": 7}
-            axis.annotate(f"{c['restarts']}x{c['steps']}", (x, y), **at)
-    plain = said["plain"]
-    axis.plot(plain["mean_compute"], 100 * plain["valid"]["value"], "kD", label=f"plain, {plain['steps']} steps")
-    axis.set_xscale("log", base=2)
-    axis.xaxis.set_major_formatter(ScalarFormatter())
-    axis.set(xlabel="ACT steps of a puzzle, all restarts together, mean", ylabel="valid answers, %")
-    title = (
-        f"{said['checkpoint']['name']} on {said['split']}, n {said['n']}: restarts x steps, by {said['plan']['select']}"
-    )
-    axis.set_title(title)
-    axis.grid(alpha=0.25)
-    axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
-
-
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder search",
-        description="Noisy restarts of each puzzle in parallel until the checker accepts an answer.",
-        epilog="For Sudoku, Maze and Arithmetic. With --select confidence no checker is used: all restarts run to the "
-        "end and the most confident answer counts.",
-    )
-    add_subject(parser)
-    parser.add_argument("--restarts", type=int, default=8, metavar="R")
-    parser.add_argument("--steps", type=int, metavar="T", help="ACT steps of a restart (default: the training budget)")
-    parser.add_argument("--noise", type=float, metavar="ETA", help=f"per element (default: {SIZE} / sqrt(width))")
-    parser.add_argument("--select", choices=("checker", "confidence"), default="checker")
-    parser.add_argument("--totals", type=int, nargs="+", metavar="N", help="compute to split into breadth and depth")
-    parser.add_argument("--seed", type=int, default=0)
-    known = parser.parse_args(args)
-    what = read_subject(known)
-    steps = what.model.config.max_steps if known.steps is None else known.steps
-    noise = default_noise(what.model) if known.noise is None else known.noise
-    plan = Plan(known.restarts, steps, noise, known.seed, known.select)
-    out = report(what, plan, known.totals, known.slots)
-    console = Console(highlight=False)
-    print_report(out, console)
-    said = out.data()
-    picture = write_result(known, what, "search", said)
-    draw_search(said, picture)
-    console.print(f"wrote {picture.with_suffix('.json')} and {picture.name}")

@@ -1,161 +1,273 @@
-"""The table and the figure of `ponder eval`, from the data of `eval.json` alone."""
+"""The tables and figures of `ponder eval`, `policies` and `search`, from what they wrote down alone."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ponder.base.console import interval, percent
-from ponder.evaluation.arc import READINGS
+from ponder.base.console import percent
+from ponder.evaluation.schema import (
+    ArcScore,
+    EvalResult,
+    PassAt,
+    Passes,
+    PoliciesResult,
+    SearchPoint,
+    SearchResult,
+    Share,
+    SplitResult,
+)
 
 
-def print_result(result: Mapping[str, Any], console: Console) -> None:
-    at = result["checkpoint"]
-    update = "" if at["update"] is None else f", update {at['update']}"
-    console.print(f"[bold]{at['name']}[/]{update} on {result['data']['config']['domain']} {result['data']['hash']}")
-    console.print(f"[dim]{result['protocol']}[/]")
-    first = next(iter(next(iter(result["scores"].values())).values()))
-    ends = [end for end in ("to_budget", "to_end") if end in first]
-    if len(ends) == 2 and first["to_budget"]["steps"] == first["to_end"]["steps"]:
-        ends = ["to_budget"]
-    for end in ends:
-        steps = first[end]["steps"]
-        flops, layers = (result["cost"][key][steps - 1] for key in ("flops", "layer_applications"))
-        said = "the training budget" if end == "to_budget" else "all that were run"
-        title = f"{steps} ACT steps, {said}: {layers} layer applications, {flops / 1e6:,.1f} MFLOP an answer"
-        console.print(f"\n[bold]{title}[/]")
-        console.print(_table(result["scores"], end))
-    if first[ends[0]]["halting"]:
-        title = f"stopping where the halting head says so, at the latest after {first[ends[0]]['steps']} steps"
-        console.print(f"\n[bold]{title}[/]")
-        console.print(_halting_table(result["scores"], ends[0], result["cost"]["flops"][0]))
-    for weights, scores in result["scores"].items():
-        for split, said in scores.items():
-            if "arc" in said:
-                console.print(f"\n[bold]ARC, {split}, {weights} weights[/]\n[dim]{said['arc']['protocol']}[/]")
-                console.print(_arc_table(said["arc"]))
+def interval(share: Share) -> str:
+    return f"{percent(share.value)} [dim]{percent(share.low)}-{percent(share.high)}[/]"
 
 
-def _rows(scores: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """(label, what was measured), the weights named where there are two."""
-    return [
-        (split if len(scores) == 1 else f"{split} {weights}", said)
-        for weights, splits in scores.items()
-        for split, said in splits.items()
-    ]
-
-
-def _columns(*columns: str) -> Table:
-    table = Table(box=None, padding=(0, 1), pad_edge=False)
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number else "left", no_wrap=True)
+def columns(*names: str, title: str | None = None) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
+    for number, name in enumerate(names):
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     return table
 
 
-def _table(scores: Mapping[str, Any], end: str) -> Table:
-    """Percentages. best step: chosen on the split itself; any step: chosen by an oracle for each example."""
-    table = _columns("split", "n", "exact", "valid", "token", "best_full", "best step", "any step")
-    for label, said in _rows(scores):
-        part = said[end]
-        best = part["best_step"]["exact"]
-        table.add_row(
-            label,
-            f"{said['n']:,}",
-            interval(part["final"]["exact"]),
-            *(percent(part["final"][m]["value"]) for m in ("valid", "token")),
-            percent(part["best_full"]["exact"]["value"]),
-            f"{percent(best['value'])} @{best['step']}",
-            percent(part["any_step"]["exact"]["value"]),
-        )
-    return table
-
-
-def _halting_table(scores: Mapping[str, Any], end: str, flops: int) -> Table:
-    table = _columns("split", "mean step", "MFLOP", "exact", "valid", "AUROC", "ECE", "Brier")
-    for label, said in _rows(scores):
-        halting = said[end].get("halting")
-        if not halting:
-            continue
-        trust = halting["calibration"]["all_steps"]
-        table.add_row(
-            label,
-            f"{halting['mean_step']:.2f}",
-            f"{halting['mean_step'] * flops / 1e6:,.1f}",
-            interval(halting["exact"]),
-            percent(halting["valid"]["value"]),
-            *("" if trust[key] is None else f"{trust[key]:.3f}" for key in ("auroc", "ece", "brier")),
-        )
-    return table
-
-
-def _arc_table(arc: Mapping[str, Any]) -> Table:
-    names = {"all_test_inputs": "all inputs", "fractional": "fractional"}
-    table = _columns("", *(f"{k}\n{names[reading]}" for reading in READINGS for k in ("pass@1", "pass@2")))
-
-    def row(name: str, passes: Mapping[str, Any], cell: Any) -> None:
-        table.add_row(name, *(cell(passes[r][k]) for r in READINGS for k in ("pass@1", "pass@2")))
-
-    most = arc["votes"]["most"]
-    for at in arc["at_step"]:
-        row(f"{most} votes, step {at['step']}", at, interval)
-    row("  blank id", arc["blank_id"], interval)
-    for point in arc["curve"][:-1]:
-        row(f"  {point['votes']} vote{'s' if point['votes'] > 1 else ''}", point, lambda s: percent(s["value"]))
-    return table
-
-
-def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Accuracy against ACT steps, a line for each split; for ARC also pass@k against votes."""
+@contextmanager
+def figure(path: Path, count: int = 1, size: tuple[float, float] = (8, 5), dpi: int = 110) -> Iterator[list[Any]]:
+    """`count` axes side by side, written to the file at the end."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    scores = result["scores"]
-    first = next(iter(scores.values()))
-    voted = {(w, s): said["arc"] for w, splits in scores.items() for s, said in splits.items() if "arc" in said}
-    columns = 2 if voted else 1
-    figure, axes = plt.subplots(1, columns, figsize=(7.5 * columns, 4.8), layout="constrained", squeeze=False)
-    axis, colours = axes[0, 0], plt.colormaps["tab10"].colors
-    at = range(1, result["steps"] + 1)
-    for weights, style in zip(scores, ("-", ":"), strict=False):
-        for number, (split, said) in enumerate(scores[weights].items()):
-            curve = {k: [100 * v for v in values] for k, values in said["steps"]["exact"].items()}
-            colour = colours[number % len(colours)]
-            bold = 2.6 if "splits" in said else 1.4
-            label = f"{split} (n {said['n']:,})" if style == "-" else None
-            axis.plot(at, curve["value"], style, color=colour, label=label, marker=".", linewidth=bold)
-            if style == "-":
-                axis.fill_between(at, curve["low"], curve["high"], color=colour, alpha=0.15, linewidth=0)
-                if len(at) == 1:
-                    axis.vlines(at, curve["low"], curve["high"], color=colour, alpha=0.6)
-    if result["budget"] <= result["steps"] and result["steps"] > 1:
-        axis.axvline(result["budget"], color="0.4", linestyle="--", linewidth=1)
-        axis.annotate(
-            "training budget", (result["budget"], 0.5), xycoords=("data", "axes fraction"), xytext=(3, 0),
-            textcoords="offset points", rotation=90, va="center", fontsize=8, color="0.35",
-        )  # fmt: skip
-    dotted = "; dotted: online weights" if len(scores) > 1 else ""
-    axis.set(xlabel="ACT steps", ylabel=f"exact, % (95% interval{dotted})", ylim=(-2, 102))
-    axis.xaxis.get_major_locator().set_params(integer=True)
-    axis.legend(loc="best", fontsize=8)
-    for (weights, split), arc in voted.items():
-        number = list(first).index(split)
-        style = "-" if weights == next(iter(scores)) else ":"
-        for k, marker in (("pass@1", "o"), ("pass@2", "s")):
-            value = [100 * point["all_test_inputs"][k]["value"] for point in arc["curve"]]
-            votes = [point["votes"] for point in arc["curve"]]
-            label = f"{split} {k}" if style == "-" else None
-            axes[0, 1].plot(votes, value, style, color=colours[number], marker=marker, label=label)
-    if voted:
-        axes[0, 1].set(
-            xscale="log", xlabel="votes for each test input", ylabel="tasks solved, % (all test inputs)", ylim=(-2, 102)
+    made, axes = plt.subplots(1, count, figsize=(size[0] * count, size[1]), layout="constrained", squeeze=False)
+    yield list(axes.flat)
+    for axis in axes.flat:
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=8)
+    made.savefig(path, dpi=dpi)
+    plt.close(made)
+
+
+# eval.json ------------------------------------------------------------------------------------------------------------
+
+
+def print_result(result: EvalResult, console: Console) -> None:
+    at = result.checkpoint
+    update = "" if at.update is None else f", update {at.update}"
+    console.print(f"[bold]{at.name}[/]{update} on {result.data.config['domain']} {result.data.hash}")
+    console.print(f"[dim]{result.protocol}[/]")
+    ends = next(iter(result.main.values())).ends
+    for number, end in enumerate(ends):
+        flops, layers = (cost[end.steps - 1] for cost in (result.cost.flops, result.cost.layer_applications))
+        what = "the training budget" if end.steps == result.budget else "all that were run"
+        title = f"{end.steps} ACT steps, {what}: {layers} layer applications, {flops / 1e6:,.1f} MFLOP an answer"
+        console.print(f"\n[bold]{title}[/]")
+        console.print(_table(result.scores, number))
+    if ends[0].halting is not None:
+        title = f"stopping where the halting head says so, at the latest after {ends[0].steps} steps"
+        console.print(f"\n[bold]{title}[/]")
+        console.print(_halting_table(result.scores, result.cost.flops[0]))
+    for weights, scores in result.scores.items():
+        for split, score in scores.items():
+            if score.arc is not None:
+                console.print(f"\n[bold]ARC, {split}, {weights} weights[/]\n[dim]{score.arc.protocol}[/]")
+                console.print(_arc_table(score.arc))
+
+
+def _rows(scores: Mapping[str, Mapping[str, SplitResult]]) -> list[tuple[str, SplitResult]]:
+    """(label, score), the weights named where there are two."""
+    return [
+        (split if len(scores) == 1 else f"{split} {weights}", score)
+        for weights, splits in scores.items()
+        for split, score in splits.items()
+    ]
+
+
+def _table(scores: Mapping[str, Mapping[str, SplitResult]], number: int) -> Table:
+    """Percentages. best step: chosen on the split itself; any step: chosen by an oracle for each example."""
+    table = columns("split", "n", "exact", "valid", "token", "best_full", "best step", "any step")
+    for label, score in _rows(scores):
+        end = score.ends[number]
+        best = end.best_step.exact
+        table.add_row(
+            label,
+            f"{score.n:,}",
+            interval(end.final.exact),
+            *(percent(share.value) for share in (end.final.valid, end.final.token, end.best_full.exact)),
+            f"{percent(best.value)} @{best.step}",
+            percent(end.any_step.exact.value),
         )
-        axes[0, 1].legend(fontsize=8)
-    for each in axes.flat:
-        each.grid(alpha=0.25)
-    figure.suptitle(f"{result['checkpoint']['name']} on {result['data']['config']['domain']}")
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    return table
+
+
+def _halting_table(scores: Mapping[str, Mapping[str, SplitResult]], flops: int) -> Table:
+    table = columns("split", "mean step", "MFLOP", "exact", "valid", "AUROC", "ECE", "Brier")
+    for label, score in _rows(scores):
+        halting = score.ends[0].halting
+        if halting is None:
+            continue
+        trust = halting.calibration.all_steps
+        table.add_row(
+            label,
+            f"{halting.mean_step:.2f}",
+            f"{halting.mean_step * flops / 1e6:,.1f}",
+            interval(halting.exact),
+            percent(halting.valid.value),
+            *("" if value is None else f"{value:.3f}" for value in (trust.auroc, trust.ece, trust.brier)),
+        )
+    return table
+
+
+def _arc_table(arc: ArcScore) -> Table:
+    names = [f"pass@{k}\n{reading}" for reading in ("all inputs", "fractional") for k in (1, 2)]
+    table = columns("", *names)
+
+    def row(name: str, passes: Passes, cell: Callable[[Share], str] = interval) -> None:
+        readings = (passes.all_test_inputs, passes.fractional)
+        table.add_row(name, *(cell(share) for reading in readings for share in (reading.one, reading.two)))
+
+    for at in arc.at_step:
+        row(f"{arc.votes.most} votes, step {at.step}", at)
+    row("  blank id", arc.blank_id)
+    for point in arc.curve[:-1]:
+        row(f"  {point.votes} vote{'s' if point.votes > 1 else ''}", point, lambda share: percent(share.value))
+    return table
+
+
+def draw(result: EvalResult, path: Path) -> None:
+    """Accuracy against ACT steps, a line for each split; for ARC also pass@k against votes."""
+    voted = [(w, s, x.arc) for w, splits in result.scores.items() for s, x in splits.items() if x.arc is not None]
+    with figure(path, 2 if voted else 1, (7.5, 4.8), 120) as axes:
+        axis, main = axes[0], next(iter(result.scores))
+        at = range(1, result.steps + 1)
+        for weights, style in zip(result.scores, ("-", ":"), strict=False):
+            for number, (split, score) in enumerate(result.scores[weights].items()):
+                value, low, high = (
+                    [100 * v for v in values]
+                    for values in (score.steps.exact.value, score.steps.exact.low, score.steps.exact.high)
+                )
+                colour, bold = f"C{number % 10}", 1.4 if score.splits is None else 2.6
+                label = f"{split} (n {score.n:,})" if style == "-" else None
+                axis.plot(at, value, style, color=colour, label=label, marker=".", linewidth=bold)
+                if style == "-":
+                    axis.fill_between(at, low, high, color=colour, alpha=0.15, linewidth=0)
+                    if len(at) == 1:
+                        axis.vlines(at, low, high, color=colour, alpha=0.6)
+        if result.steps > 1 and result.budget <= result.steps:
+            axis.axvline(result.budget, color="0.4", linestyle="--", linewidth=1)
+            axis.annotate(
+                "training budget", (result.budget, 0.5), xycoords=("data", "axes fraction"), xytext=(3, 0),
+                textcoords="offset points", rotation=90, va="center", fontsize=8, color="0.35",
+            )  # fmt: skip
+        dotted = "; dotted: online weights" if len(result.scores) > 1 else ""
+        axis.set(xlabel="ACT steps", ylabel=f"exact, % (95% interval{dotted})", ylim=(-2, 102))
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        for weights, split, arc in voted:
+            style, colour = "-" if weights == main else ":", f"C{list(result.main).index(split)}"
+            votes = [point.votes for point in arc.curve]
+            solved: list[PassAt] = [point.all_test_inputs for point in arc.curve]
+            for name, marker, shares in (
+                ("pass@1", "o", [each.one for each in solved]),
+                ("pass@2", "s", [each.two for each in solved]),
+            ):
+                label = f"{split} {name}" if style == "-" else None
+                value = [100 * share.value for share in shares]
+                axes[1].plot(votes, value, style, color=colour, marker=marker, label=label)
+        if voted:
+            name = "tasks solved, % (all test inputs)"
+            axes[1].set(xscale="log", xlabel="votes for each test input", ylabel=name, ylim=(-2, 102))
+        axis.figure.suptitle(f"{result.checkpoint.name} on {result.data.config['domain']}")
+
+
+# policies.json --------------------------------------------------------------------------------------------------------
+
+
+def print_policies(result: PoliciesResult, console: Console) -> None:
+    title = (
+        f"{result.checkpoint.name} on {result.split}, n {result.n}, budget {result.budget} steps "
+        f"(trained with {result.training_budget})"
+    )
+    table = columns("policy", "exact %", "valid %", "steps", "max", "layers", "MFLOP", "a second", title=title)
+    for r in result.results:
+        cells = (f"{r.mean_steps:.2f}", f"{r.max_steps}", f"{r.applications:.1f}", f"{r.flops / 1e6:.4g}")
+        table.add_row(r.policy, interval(r.exact), interval(r.valid), *cells, f"{r.per_second:.4g}")
+    console.print(table)
+    console.print("[dim]with 95% intervals; steps, layer applications and FLOP: mean of an answer[/]")
+
+
+def draw_policies(result: PoliciesResult, path: Path) -> None:
+    """Accuracy against compute."""
+    with figure(path) as (axis,):
+        steps = np.arange(1, result.budget + 1)
+        value, low, high = (100 * np.array(v) for v in (result.steps.value, result.steps.low, result.steps.high))
+        axis.plot(steps, value, color="0.4", label="every puzzle the same number of steps")
+        axis.fill_between(steps, low, high, color="0.4", alpha=0.15, linewidth=0)
+        for i, r in enumerate(result.results):
+            middle, below, above = (100 * v for v in (r.exact.value, r.exact.low, r.exact.high))
+            kind = next((m for name, m in (("halt", "o"), ("stable", "s"), ("checker", "*")) if name in r.policy), "D")
+            style = {"fmt": kind, "color": f"C{i % 10}", "markersize": 10 if kind == "*" else 6}
+            spread = [[middle - below], [above - middle]]
+            axis.errorbar(r.mean_steps, middle, spread, capsize=3, label=r.policy, **style)
+        if result.training_budget <= result.budget:
+            axis.axvline(result.training_budget, color="0.6", linestyle=":", label="training budget")
+        layers = result.results[0].applications / result.results[0].mean_steps
+        above_axis = axis.secondary_xaxis("top", functions=(lambda s: s * layers, lambda a: a / layers))
+        above_axis.set_xlabel("layer applications of an answer")
+        axis.set(xlabel="mean ACT steps of an answer", ylabel="exact accuracy, %")
+        axis.set_title(f"{result.checkpoint.name} on {result.split}, n {result.n}")
+
+
+# search.json ----------------------------------------------------------------------------------------------------------
+
+
+def print_search(result: SearchResult, console: Console) -> None:
+    plan, found, budget = result.plan, result.found, result.plain.total
+    console.print(f"[bold]{result.checkpoint.name}[/] on {result.split}, n {result.n}")
+    table = columns("", "valid %", "exact %", "mean steps", "of plain", "max")
+    for name, p in ((f"plain, {budget} steps", result.plain), (f"search, {found.restarts} x {found.steps}", found)):
+        table.add_row(name, *_cells(p, budget), f"{p.max_compute}")
+    console.print(table)
+    names = ("at most", "r x steps", "valid %", "exact %", "mean steps", "of plain")
+    table = columns(*names, title="\nbreadth against depth at equal compute")
+    table.columns[0].justify = "right"
+    for p in result.table:
+        table.add_row(f"{p.total}", f"{p.restarts} x {p.steps}", *_cells(p, budget))
+    console.print(table)
+    console.print(
+        f"[dim]with 95% intervals; answers selected by {plan.select}, noise {plan.noise:.2g}, seed {plan.seed}; steps: "
+        f"ACT steps of a puzzle, all its restarts together[/]"
+    )
+
+
+def _cells(p: SearchPoint, budget: int) -> tuple[str, ...]:
+    return interval(p.valid), interval(p.exact), f"{p.mean_compute:.1f}", f"{p.mean_compute / budget:.2f}"
+
+
+def draw_search(result: SearchResult, path: Path) -> None:
+    """Accuracy against the compute that was used."""
+    from matplotlib.ticker import ScalarFormatter
+
+    with figure(path) as (axis,):
+        for total in sorted({p.total for p in result.table}):
+            same = [p for p in result.table if p.total == total]
+            used, value, low, high = (
+                np.array(row)
+                for row in zip(
+                    *((p.mean_compute, *(100 * v for v in (p.valid.value, p.valid.low, p.valid.high))) for p in same),
+                    strict=True,
+                )
+            )
+            axis.errorbar(used, value, [value - low, high - value], fmt="o-", capsize=3, label=f"at most {total} steps")
+            for p, x, y in zip(same, used, value, strict=True):
+                at = {"xytext": (4, -10), "textcoords": "offset points", "fontsize": 7}
+                axis.annotate(f"{p.restarts}x{p.steps}", (x, y), **at)
+        plain = result.plain
+        axis.plot(plain.mean_compute, 100 * plain.valid.value, "kD", label=f"plain, {plain.steps} steps")
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter(ScalarFormatter())
+        axis.set(xlabel="ACT steps of a puzzle, all restarts together, mean", ylabel="valid answers, %")
+        where = f"{result.checkpoint.name} on {result.split}, n {result.n}"
+        axis.set_title(f"{where}: restarts x steps, by {result.plan.select}")

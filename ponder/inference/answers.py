@@ -7,6 +7,9 @@ from typing import Any, Literal
 import numpy as np
 
 from ponder.domains.contract import Bools, Domain, Json, Tokens
+from ponder.domains.drawing import MUTED, WRONG
+from ponder.inference import pictures
+from ponder.inference.pictures import Frame, confident
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Answer:
     @property
     def verdict(self) -> str:
         """One line: whether this is a solution, and whose."""
-        thought = f"{_times(self.steps, 'step')}{said_confidence(self.confidence, ', ')}"
+        thought = f"{_times(self.steps, 'step')}{confident(self.confidence, ', ')}"
         if self.verified is None:
             head = f"not checked: {self.domain.name} has no checker; {self.model} after {thought}"
         elif not self.verified:
@@ -71,7 +74,7 @@ class Answer:
 
     def as_data(self, trace: bool = True) -> dict[str, Any]:
         """All of it as plain data, for JSON."""
-        said: dict[str, Any] = {
+        out: dict[str, Any] = {
             "model": self.model,
             "domain": self.domain.name,
             "puzzle": self.domain.format(self.inputs),
@@ -84,17 +87,48 @@ class Answer:
             "confidence": _number(self.confidence),
         }
         if trace:
-            said["trace"] = [as_data(thought, self.domain, self.inputs) for thought in self.trace]
-        return said
+            out["trace"] = [as_data(thought, self.domain, self.inputs) for thought in self.trace]
+        return out
 
     def __str__(self) -> str:
         return f"{self.domain.render(self.inputs, self.tokens).plain}\n{self.mark} {self.verdict}"
 
     def _repr_html_(self) -> str:
         """The steps as pictures, for a notebook."""
-        from ponder.inference.pictures import html
+        return pictures.html(self.frames(), f"{self.mark} {self.verdict}")
 
-        return html(self)
+    def svg(self) -> str:
+        """The steps as an animated SVG."""
+        return pictures.svg(self.frames(), f"{self.model}: {self.verdict}")
+
+    def gif(self) -> bytes:
+        """The steps as an animated GIF."""
+        return pictures.gif(self.frames())
+
+    def frames(self) -> list[Frame]:
+        """The puzzle, the steps (those that change nothing are told, not drawn), and the verdict."""
+        domain, inputs = self.domain, self.inputs
+        out = [Frame("puzzle", self.model, pictures.sized(domain.svg(inputs)), math.nan, MUTED, pictures.FIRST)]
+        since: list[int] = []
+        before = domain.format_answer(inputs, inputs)
+        for number, thought in enumerate(self.trace):
+            # Counted in the text: a model may change its mind about positions that are no part of the answer.
+            text = domain.format_answer(inputs, thought.answer)
+            count = sum(new != old for new, old in zip(text, before, strict=False))
+            before = text
+            if number and not count and thought is not self.trace[-1]:
+                since.append(thought.step)
+                continue
+            title = f"step {thought.step}" if not since else f"steps {since[0]}–{thought.step}"
+            since = []
+            drawing = pictures.sized(domain.svg(inputs, thought.answer, thought.changed))
+            caption = f"{count} changed" if count else "nothing changed"
+            out.append(Frame(title, caption, drawing, thought.confidence, MUTED, pictures.EACH))
+        words = {None: "not checked", False: "not a solution", True: "verified"}[self.verified]
+        title = f"{self.mark} {words}{', exact solver' if self.by == 'exact' else ''}"
+        colour = {None: MUTED, False: WRONG, True: pictures.GOOD}[self.verified]
+        final = pictures.sized(domain.svg(inputs, self.tokens))
+        return [*out, Frame(title, self.verdict, final, math.nan, colour, pictures.LAST)]
 
 
 def as_data(thought: Thought, domain: Domain, inputs: Tokens) -> dict[str, Any]:
@@ -115,8 +149,3 @@ def _number(value: float) -> float | None:
 
 def _times(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
-
-
-def said_confidence(confidence: float, before: str = "") -> str:
-    """`83% confident`, and nothing for a model without a halting head."""
-    return "" if math.isnan(confidence) else f"{before}{confidence:.0%} confident"

@@ -1,14 +1,13 @@
-"""`ponder export`: one ACT step as an ONNX graph, the carry in and out, for runtimes without PyTorch.
+"""One ACT step as an ONNX graph, the carry in and out, for runtimes without PyTorch.
 
 The loop over ACT steps stays with the caller, who decides when to stop (docs/onnx.md has one in twenty lines).
 """
 
-import argparse
 import json
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -129,29 +128,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, before, strict=True):
             logger.setLevel(level)
-
-
-def _batch(text: str) -> int | None:
-    if text == "dynamic":
-        return None
-    if text.isdecimal() and int(text) > 0:
-        return int(text)
-    raise UserError(f"--batch {text!r} is no batch size: give a number from 1, or dynamic")
-
-
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder export",
-        description="Write one ACT step of a model as an ONNX graph, with a description beside it (FILE.json).",
-        epilog="Takes about half a minute. docs/onnx.md shows how to run the graph without PyTorch.",
-    )
-    parser.add_argument("checkpoint", help="a zoo name, a run folder, a checkpoint in one, or an imported folder")
-    parser.add_argument("--onnx", required=True, type=Path, metavar="FILE", help="where to write the graph (.onnx)")
-    parser.add_argument("--batch", default="dynamic", metavar="N", help="a fixed batch size (default: dynamic)")
-    known = parser.parse_args(args)
-    about = export(known.checkpoint, known.onnx, _batch(known.batch))
-    size = known.onnx.stat().st_size / 1e6
-    print(f"wrote {known.onnx} ({size:.1f} MB) and {known.onnx.name}.json: one ACT step of {about['model']}")
-    for side in ("inputs", "outputs"):
-        said = ", ".join(f"{name} {what['shape']}".replace("'", "") for name, what in about[side].items())
-        print(f"  {side:<8} {said}")

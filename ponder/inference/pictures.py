@@ -16,7 +16,6 @@ from xml.etree import ElementTree
 
 from ponder.base.errors import UserError, needs_extra
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, LINE, MUTED, PAPER, WRONG
-from ponder.inference.answers import Answer, said_confidence
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -54,41 +53,16 @@ class Frame:
     seconds: float
 
 
-def frames(answer: Answer) -> list[Frame]:
-    """The puzzle, the steps (those that change nothing are told, not drawn), and the verdict."""
-    domain, inputs = answer.domain, answer.inputs
-    out = [Frame("puzzle", answer.model, _sized(domain.svg(inputs)), math.nan, MUTED, FIRST)]
-    since: list[int] = []
-    before = domain.format_answer(inputs, inputs)
-    for number, thought in enumerate(answer.trace):
-        # Counted in the text: a model may change its mind about positions that are no part of the answer.
-        text = domain.format_answer(inputs, thought.answer)
-        count = sum(new != old for new, old in zip(text, before, strict=False))
-        before = text
-        if number and not count and thought is not answer.trace[-1]:
-            since.append(thought.step)
-            continue
-        title = f"step {thought.step}" if not since else f"steps {since[0]}–{thought.step}"
-        since = []
-        drawing = _sized(domain.svg(inputs, thought.answer, thought.changed))
-        caption = f"{count} changed" if count else "nothing changed"
-        out.append(Frame(title, caption, drawing, thought.confidence, MUTED, EACH))
-    colour = MUTED if answer.verified is None else GOOD if answer.verified else WRONG
-    final = _sized(domain.svg(inputs, answer.tokens))
-    return [*out, Frame(_outcome(answer), answer.verdict, final, math.nan, colour, LAST)]
-
-
-def _outcome(answer: Answer) -> str:
-    words = {None: "not checked", False: "not a solution", True: "verified"}[answer.verified]
-    return f"{answer.mark} {words}{', exact solver' if answer.by == 'exact' else ''}"
+def confident(confidence: float, before: str = "") -> str:
+    """`83% confident`, and nothing for a model without a halting head."""
+    return "" if math.isnan(confidence) else f"{before}{confidence:.0%} confident"
 
 
 # HTML -----------------------------------------------------------------------------------------------------------------
 
 
-def html(answer: Answer) -> str:
-    """A self-contained piece of HTML: the steps side by side, light or dark as the reader's page is."""
-    shown = frames(answer)
+def html(shown: Sequence[Frame], label: str) -> str:
+    """A self-contained piece of HTML: the frames side by side, light or dark as the reader's page is."""
     figures = "".join(
         f"<figure><figcaption><b>{escape(f.title)}</b> {escape(_under(f))}</figcaption>{f.drawing}</figure>"
         for f in shown[:-1]
@@ -96,14 +70,14 @@ def html(answer: Answer) -> str:
     last = shown[-1]
     return (
         f"<div class='ponder-answer'><style>{_html_style()}</style>"
-        f"<p style='--c:{last.colour}' class='verdict'>{answer.mark} {escape(last.caption)}</p>"
+        f"<p style='--c:{last.colour}' class='verdict'>{escape(label)}</p>"
         f"<div class='steps'>{figures}<figure class='last'><figcaption><b>{escape(last.title)}</b></figcaption>"
         f"{last.drawing}</figure></div></div>"
     )
 
 
 def _under(frame: Frame) -> str:
-    return f"{frame.caption}{said_confidence(frame.confidence, ', ')}"
+    return f"{frame.caption}{confident(frame.confidence, ', ')}"
 
 
 def _html_style() -> str:
@@ -133,9 +107,9 @@ def _dark(me: str) -> str:
 # SVG ------------------------------------------------------------------------------------------------------------------
 
 
-def svg(answer: Answer) -> str:
-    """An animated SVG that stands alone. Who prefers no motion, or cannot play it, sees the verdict."""
-    cards = _cards(frames(answer))
+def svg(shown: Sequence[Frame], label: str) -> str:
+    """An animated SVG that stands alone. Who prefers no motion, or cannot play it, sees the last frame."""
+    cards = _cards(shown)
     total = sum(seconds for _, seconds in cards)
     rules, layers, start = [], [], 0.0
     for number, (card, seconds) in enumerate(cards):
@@ -154,7 +128,7 @@ def svg(answer: Answer) -> str:
     )
     style = f"<style>{''.join(rules)}{still}@media (prefers-color-scheme:dark){{{_dark('svg')}}}</style>"
     width, height = _size(cards[0][0])
-    label = escape(f"{answer.model}: {answer.verdict}", quote=True)
+    label = escape(label, quote=True)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
         f'height="{height:g}" role="img" aria-label="{label}"><title>{label}</title>{style}{"".join(layers)}</svg>\n'
@@ -170,7 +144,7 @@ def _cards(shown: Sequence[Frame]) -> list[tuple[str, float]]:
     width = inner + 2 * PAD
     height = HEAD + tall + 30 + LINE_HEIGHT * max(map(len, lines)) + PAD / 2
     out = []
-    for number, (frame, (w, h), said) in enumerate(zip(shown, sizes, lines, strict=True)):
+    for number, (frame, (w, h), words) in enumerate(zip(shown, sizes, lines, strict=True)):
         bar = HEAD + tall + 10
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
@@ -180,12 +154,12 @@ def _cards(shown: Sequence[Frame]) -> list[tuple[str, float]]:
         ]
         if not math.isnan(frame.confidence):
             parts += [
-                _text(width - PAD, 26, said_confidence(frame.confidence), MUTED, "end", 13),
+                _text(width - PAD, 26, confident(frame.confidence), MUTED, "end", 13),
                 f'<rect x="{PAD}" y="{bar:g}" width="{inner:g}" height="5" fill="{LINE}"/>',
                 f'<rect x="{PAD}" y="{bar:g}" width="{inner * frame.confidence:.1f}" height="5" fill="{ACCENT}"/>',
             ]
         parts += [
-            _text(PAD, bar + 24 + LINE_HEIGHT * i, line, frame.colour, "start", 13) for i, line in enumerate(said)
+            _text(PAD, bar + 24 + LINE_HEIGHT * i, line, frame.colour, "start", 13) for i, line in enumerate(words)
         ]
         out.append(("".join([*parts, "</svg>"]), frame.seconds))
     return out
@@ -205,7 +179,7 @@ def _size(drawing: str) -> tuple[float, float]:
     return float(found[1]), float(found[2])
 
 
-def _sized(drawing: str) -> str:
+def sized(drawing: str) -> str:
     """An SVG whose first tag says width and height: those of its viewBox where it did not."""
     drawing = drawing[drawing.index("<svg") :]
     if re.match(r'<svg [^>]*?width="[\d.]+" height="[\d.]+"', drawing):
@@ -223,13 +197,13 @@ SCALE = 2
 """Pixels per SVG unit."""
 
 
-def gif(answer: Answer) -> bytes:
+def gif(shown: Sequence[Frame]) -> bytes:
     """An animated GIF."""
     try:
         from PIL import Image, ImageDraw
     except ImportError:
         raise needs_extra("a GIF", "pictures") from None
-    cards = _cards(frames(answer))
+    cards = _cards(shown)
     images = []
     for card, _ in cards:
         width, height = _size(card)

@@ -100,7 +100,7 @@ class Solver:
 
     def thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
         head = self.opened.model.config.halting != "none"
-        confidence = float(halting.probability(seen.confidence[row], head)) if head else float("nan")
+        confidence = float(halting.probability(seen.confidence[row])) if head else float("nan")
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)

@@ -56,7 +56,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
         path = zoo[str(where)]
     run, saved = _locate(path)
-    said = files.read_json(run / "config.json")
+    stored = files.read_json(run / "config.json")
     if saved is not None:
         chosen = "ema" if weights == "ema" and saved.has("ema") else "weights"
         tensors, sha256 = saved.tensors(chosen), saved.state["files"][f"{chosen}.safetensors"]
@@ -65,11 +65,13 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
 
         file = run / "weights.safetensors"
         tensors, sha256 = load_file(file), files.sha256(file)
-    if said.get("kind") == "imported":
+    if stored.get("kind") == "imported":
         config, domain = None, None
-        model = Reasoner(ModelConfig.model_validate(said["model"]), said["vocab"], said["tokens"], said["task_ids"])
+        model = Reasoner(
+            ModelConfig.model_validate(stored["model"]), stored["vocab"], stored["tokens"], stored["task_ids"]
+        )
     else:
-        config = configuration.from_flat(said)
+        config = configuration.from_flat(stored)
         domain = config.data.make()
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]))
     missing = model.load_state_dict(tensors, strict=False)

@@ -1,7 +1,6 @@
 """When an example is done thinking, and how sure its answer is: the one rule for training, engine and evaluation."""
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,15 +27,13 @@ def confidence(step: Step) -> Tensor:
     return torch.where(sure.isnan(), -torch.inf, sure)  # a diverged model is never confident
 
 
-def probability(confidence: npt.ArrayLike, head: bool) -> npt.NDArray[np.float64]:
-    """Of the answer, as its confidence says: the halting probability, or without a halting head the geometric mean of
-    the probabilities of its tokens."""
-    wide: npt.NDArray[Any] = np.asarray(confidence, dtype=np.float64)
+def probability(logit: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """That the answer is right, as a halting head's logit says."""
+    wide: npt.NDArray[np.float64] = np.asarray(logit, dtype=np.float64)
     with np.errstate(over="ignore"):
-        out: npt.NDArray[np.float64] = 1 / (1 + np.exp(-wide)) if head else np.exp(wide)
+        out: npt.NDArray[np.float64] = 1 / (1 + np.exp(-wide))
     return out
 
 
 def logit(probability: float) -> float:
-    """The confidence of a halting head that gives this probability."""
     return math.log(probability / (1 - probability))

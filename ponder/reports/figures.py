@@ -14,7 +14,7 @@ from ponder.base.errors import UserError, unknown
 from ponder.base.stats import spread
 from ponder.config.schema import Frozen
 from ponder.reports.tables import Entry
-from ponder.reports.values import Results, policies_of, rows_of, score_of
+from ponder.reports.values import StudyResults, policies_of, rows_of, score_of
 from ponder.studies.spec import WeightSet
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
@@ -43,10 +43,10 @@ class Panel(Frozen):
     log: bool = False
 
 
-def panels_of(name: str, said: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Panel]:
+def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Panel]:
     """The panels, which draw some of these columns."""
     try:
-        panels = [Panel.model_validate(each) for each in said]
+        panels = [Panel.model_validate(each) for each in declared]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -60,7 +60,7 @@ def panels_of(name: str, said: Sequence[Mapping[str, Any]], columns: Sequence[st
 
 
 def draw(
-    results: Results, found: Sequence[Entry], panels: Sequence[Panel], titles: Mapping[str, str], path: Path
+    results: StudyResults, found: Sequence[Entry], panels: Sequence[Panel], titles: Mapping[str, str], path: Path
 ) -> bool:
     """Write `path`.png and .svg; False where there is nothing to draw yet, and no older figure is left then."""
     pictures = {kind: path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")}
@@ -125,7 +125,7 @@ def _error_words(found: Sequence[Entry]) -> str:
     return f"bars: sd over seeds, n = {counts}" + (", or 95% over examples where n = 1" if 1 in seeds else "")
 
 
-def _bars(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Groups of columns, a bar for each row; the paper's numbers as open diamonds."""
     shown = [e for e in found if e.column in panel.columns and e.planned]
     columns = [c for c in panel.columns if any(e.column == c for e in shown)]
@@ -151,8 +151,8 @@ def _bars(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, tit
                         at, entry.ours.value * scale, [[reach[0]], [reach[1]]], color="black", capsize=2, lw=1
                     )
             if entry.paper is not None and not panel.log:
-                said = None if diamond else "the paper, paper scale"
-                axis.plot(at, entry.paper, "D", mfc="none", mec="black", markersize=5, linestyle="none", label=said)
+                legend = None if diamond else "the paper, paper scale"
+                axis.plot(at, entry.paper, "D", mfc="none", mec="black", markersize=5, linestyle="none", label=legend)
                 diamond = True
     axis.set_xticks(
         range(len(columns)),
@@ -167,7 +167,7 @@ def _bars(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, tit
     _legend(axis, below=True)
 
 
-def _spread(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Standard deviation over seeds, in the order of the rows; the paper's dotted."""
     rows = list(results.study.variants)
     for number, column in enumerate(panel.columns):
@@ -191,7 +191,7 @@ def _spread(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, t
     _legend(axis)
 
 
-def _factor(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+def _factor(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """A column against one setting, a line for each value of another."""
     shown = [e for e in found if e.column == panel.column and e.ours is not None]
     place = {e.row: _settings(results, e.row, panel) for e in shown}
@@ -211,13 +211,13 @@ def _factor(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, t
     _legend(axis)
 
 
-def _settings(results: Results, variant: str, panel: Panel) -> tuple[float, float]:
+def _settings(results: StudyResults, variant: str, panel: Panel) -> tuple[float, float]:
     config = next(c.config for (_, v, _), c in results.cells.items() if v == variant and c is not None)
     x, line = (float(attrgetter(key)(config)) for key in (panel.x, panel.line))
     return x, line
 
 
-def _lines(results: Results, panel: Panel, titles: Mapping[str, str]) -> list[tuple[str, str, str, WeightSet]]:
+def _lines(results: StudyResults, panel: Panel, titles: Mapping[str, str]) -> list[tuple[str, str, str, WeightSet]]:
     """(label, variant, score, weights) of each line of a panel."""
     baseline = results.study.baseline
     if panel.score and len(panel.weights) > 1:
@@ -227,7 +227,9 @@ def _lines(results: Results, panel: Panel, titles: Mapping[str, str]) -> list[tu
     return [(score, baseline, score, panel.weights[0]) for score in panel.scores]
 
 
-def _training(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+def _training(
+    axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]
+) -> None:
     """Accuracy over training: the mean over seeds, shaded from the lowest to the highest seed."""
     seeds = 0
     for number, (label, variant, name, weights) in enumerate(_lines(results, panel, titles)):
@@ -258,7 +260,7 @@ def _training(axis: Any, results: Results, found: Sequence[Entry], panel: Panel,
     _legend(axis)
 
 
-def _depth(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+def _depth(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Accuracy after each forced ACT step; the training budget is marked."""
     budgets = set()
     for number, (label, variant, name, weights) in enumerate(_lines(results, panel, titles)):
@@ -281,7 +283,9 @@ def _depth(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, ti
     _legend(axis)
 
 
-def _policies(axis: Any, results: Results, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+def _policies(
+    axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]
+) -> None:
     """Accuracy against mean ACT steps: a marker for each policy, a colour for each variant."""
     names: list[str] = []
     for number, variant in enumerate(results.study.variants):

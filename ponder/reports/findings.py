@@ -16,7 +16,7 @@ from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen, parse
-from ponder.reports.values import Place, Quantity, Results, compare, score_of
+from ponder.reports.values import Place, Quantity, StudyResults, compare, score_of
 from ponder.studies.spec import Study
 
 CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not testable", "not run yet"
@@ -72,41 +72,41 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     finding: Finding
     verdict: str
     why: str
     compared: tuple[Compared, ...]
 
 
-def judge(finding: Finding, results: Results) -> Verdict:
+def judge(finding: Finding, results: StudyResults) -> Judgement:
     """The verdict, from the declared rule and what is stored."""
     scale: Literal["mini", "paper"] = "paper" if results.scale == "paper" else "mini"
     if scale in finding.not_testable:
-        return Verdict(finding, NOT_TESTABLE, finding.not_testable[scale], ())
+        return Judgement(finding, NOT_TESTABLE, finding.not_testable[scale], ())
     compared = tuple(c for test in finding.tests for c in _compared(test, results))
     if not compared:
-        return Verdict(finding, NOT_TESTABLE, f"its task is left out of the {scale} form", ())
+        return Judgement(finding, NOT_TESTABLE, f"its task is left out of the {scale} form", ())
     if finding.need == "any" and any(c.outcome == "holds" and not c.missing for c in compared):
-        return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
+        return Judgement(finding, CONFIRMED, _part(finding, compared), compared)
     needed = {place for c in compared for place in c.needed}
     if missing := {place for c in compared for place in c.missing}:
-        said = f"{len(needed) - len(missing)} of the {len(needed)} trainings it compares are there"
+        why = f"{len(needed) - len(missing)} of the {len(needed)} trainings it compares are there"
         if lost := len(missing & {*results.failed}):
-            said += f", {lost} failed"
-        return Verdict(finding, NOT_RUN, said, compared)
+            why += f", {lost} failed"
+        return Judgement(finding, NOT_RUN, why, compared)
     unknown = [c for c in compared if c.outcome is None]
     if unknown:
-        return Verdict(finding, NOT_TESTABLE, unknown[0].why, compared)
+        return Judgement(finding, NOT_TESTABLE, unknown[0].why, compared)
     counts = Counter(c.outcome for c in compared)
     if counts["holds"] == len(compared):
-        return Verdict(finding, CONFIRMED, _part(finding, compared), compared)
+        return Judgement(finding, CONFIRMED, _part(finding, compared), compared)
     if finding.need == "any" and (part := _part(finding, compared)):
-        return Verdict(finding, NOT_TESTABLE, f"{part}, and none of those it has holds", compared)
+        return Judgement(finding, NOT_TESTABLE, f"{part}, and none of those it has holds", compared)
     enough = len(compared) if finding.need == "any" else 1
     verdict = CONTRARY if counts["contrary"] >= enough else UNDECIDED
     mixed = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(counts) > 1 else ""
-    return Verdict(finding, verdict, mixed, compared)
+    return Judgement(finding, verdict, mixed, compared)
 
 
 def _part(finding: Finding, compared: tuple[Compared, ...]) -> str:
@@ -115,7 +115,7 @@ def _part(finding: Finding, compared: tuple[Compared, ...]) -> str:
     return "" if len(compared) == declared else f"this scale has {len(compared)} of its {declared} comparisons"
 
 
-def _compared(test: Test, results: Results) -> Iterator[Compared]:
+def _compared(test: Test, results: StudyResults) -> Iterator[Compared]:
     for (variant_a, of_a), (variant_b, of_b) in pairs_of(test, results.study):
         if {results.task_of(of) for of in (of_a, of_b)} <= set(results.tasks):
             yield _compare(test, results, variant_a, of_a, variant_b, of_b)
@@ -142,7 +142,9 @@ def _side(side: Side, test: Test, study: Study) -> tuple[str, Quantity]:
     return variant, of
 
 
-def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> Compared:
+def _compare(
+    test: Test, results: StudyResults, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity
+) -> Compared:
     clock = None
     if test.at != "end":
         clock = results.clock("update" if test.at == "updates" else "seconds", [variant_a, variant_b], of_a)
@@ -175,7 +177,7 @@ def _compare(test: Test, results: Results, variant_a: str, of_a: Quantity, varia
     return Compared(words, found, outcome, why, unit, needed, missing, sides if final else None)
 
 
-def _against(results: Results, variant: str, of: Quantity, number: float) -> Estimate | None:
+def _against(results: StudyResults, variant: str, of: Quantity, number: float) -> Estimate | None:
     """A mean as a difference from a number."""
     found = results.estimate(variant, of)
     if found is None or found.low is None or found.high is None:
@@ -211,7 +213,7 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[Outcome
     return "undecided", "the interval reaches beyond the margin"
 
 
-def _words(test: Test, results: Results, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:
+def _words(test: Test, results: StudyResults, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:
     """Both sides in words; what they share is said once."""
     parts_a, parts_b = _described(variant_a, of_a, results), _described(variant_b, of_b, results)
     both = list(zip(parts_a, parts_b, DEFAULTS, strict=True))
@@ -226,7 +228,7 @@ def _words(test: Test, results: Results, variant_a: str, of_a: Quantity, variant
 DEFAULTS = ("", "", "", "last checkpoint", "EMA weights", "at the training budget")
 
 
-def _described(variant: str, of: Quantity, results: Results) -> list[str]:
+def _described(variant: str, of: Quantity, results: StudyResults) -> list[str]:
     ways = {
         "budget": DEFAULTS[-1],
         "end": "at the last forced step",

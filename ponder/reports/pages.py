@@ -25,7 +25,7 @@ from ponder.reports.findings import (
     NOT_TESTABLE,
     UNDECIDED,
     Compared,
-    Verdict,
+    Judgement,
     judge,
 )
 from ponder.reports.llms import read_llms
@@ -43,7 +43,7 @@ from ponder.reports.tables import (
     page_of,
     paper_number,
 )
-from ponder.reports.values import Quantity, Results, policies_of
+from ponder.reports.values import Quantity, StudyResults, policies_of
 from ponder.studies import spec as studies
 from ponder.studies.spec import Study
 from ponder.studies.store import Store
@@ -61,13 +61,13 @@ AXES: dict[str, Literal["seconds", "update"]] = {"seconds": "seconds", "updates"
 
 
 @dataclass(frozen=True)
-class Report:
+class StudyReport:
     """One study, read and judged."""
 
-    results: Results
+    results: StudyResults
     page: Page
     entries: Sequence[Entry]
-    verdicts: Sequence[Verdict]
+    verdicts: Sequence[Judgement]
     drawn: bool
     file: str
 
@@ -121,7 +121,7 @@ def _link(to: Path, here: Path) -> str:
     return Path(os.path.relpath(to, here)).as_posix()
 
 
-def make(study: Study, scale: str, results: Path, store: Store | None = None) -> Report:
+def make(study: Study, scale: str, results: Path, store: Store | None = None) -> StudyReport:
     page = page_of(study)
     panels = panels_of(study.name, page.figure, [column.label for column in page.measure.columns])
     found = gather(study, scale, results, page.measure.llm, store)
@@ -130,14 +130,14 @@ def make(study: Study, scale: str, results: Path, store: Store | None = None) ->
     table = entries(found, page)
     (results / "studies").mkdir(parents=True, exist_ok=True)
     drawn = draw(found, table, panels, titles_of(study), results / "studies" / file)
-    return Report(found, page, table, verdicts, drawn, file)
+    return StudyReport(found, page, table, verdicts, drawn, file)
 
 
 def titles_of(study: Study) -> dict[str, str]:
     return {name: variant.title or name for name, variant in study.variants.items()}
 
 
-def gather(study: Study, scale: str, results: Path, llm: bool, store: Store | None = None) -> Results:
+def gather(study: Study, scale: str, results: Path, llm: bool, store: Store | None = None) -> StudyResults:
     store = store or Store(results / "cells")
     cells, failed = {}, {}
     for cell in study.cells(scale):
@@ -146,13 +146,13 @@ def gather(study: Study, scale: str, results: Path, llm: bool, store: Store | No
         if cells[place] is None and (error := store.failed(cell)) is not None:
             failed[place] = error
     llms = read_llms([results / "llm", Path("runs")]) if llm else {}
-    return Results(study, scale, cells, failed, llms)
+    return StudyResults(study, scale, cells, failed, llms)
 
 
 # One study ------------------------------------------------------------------------------------------------------------
 
 
-def study_text(report: Report) -> str:
+def study_text(report: StudyReport) -> str:
     results, page, study = report.results, report.page, report.results.study
     parts = [
         f"# {study.title}",
@@ -196,24 +196,24 @@ def study_text(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def numbers(report: Report) -> str:
+def numbers(report: StudyReport) -> str:
     """n, mean, spread and interval of every score, and its difference from the baseline."""
     page, study = report.page, report.results.study
     against = page.measure.columns[0].label if page.measure.rows == "scores" else study.baseline
     return details(report.entries, report.titles, against)
 
 
-def _status(report: Report) -> str:
+def _status(report: StudyReport) -> str:
     results = report.results
     seeds = sorted({seed for _, _, seed in results.cells})
-    said = f"{results.scale} scale: {results.done} of {len(results.cells)} trainings are there"
+    text = f"{results.scale} scale: {results.done} of {len(results.cells)} trainings are there"
     if results.failed:
-        said += f", {len(results.failed)} failed"
+        text += f", {len(results.failed)} failed"
     count = f"{len(seeds)} seeds" if len(seeds) > 1 else "one seed, so nothing is said about other seeds"
-    return f"{said}; {count}; tasks: {', '.join(results.tasks)}."
+    return f"{text}; {count}; tasks: {', '.join(results.tasks)}."
 
 
-def _missing(report: Report) -> str:
+def _missing(report: StudyReport) -> str:
     results = report.results
     lines = []
     for (task, variant, seed), stored in results.cells.items():
@@ -223,7 +223,7 @@ def _missing(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _equal(report: Report, axis: str) -> list[str]:
+def _equal(report: StudyReport, axis: str) -> list[str]:
     """The variants where each has trained for as long as the shortest of them."""
     results = report.results
     found = entries(results, report.page, AXES[axis])
@@ -241,7 +241,7 @@ def _equal(report: Report, axis: str) -> list[str]:
     ]
 
 
-def _policy_table(report: Report) -> str:
+def _policy_table(report: StudyReport) -> str:
     rows = []
     results = report.results
     for task in report.page.measure.policies:
@@ -262,17 +262,17 @@ def _policy_table(report: Report) -> str:
 # Findings -------------------------------------------------------------------------------------------------------------
 
 
-def words_of(verdict: Verdict, scale: str) -> str:
+def words_of(verdict: Judgement, scale: str) -> str:
     if verdict.verdict in (CONFIRMED, UNDECIDED, CONTRARY):
         one = all(c.estimate is not None and c.estimate.seeds == 1 for c in verdict.compared)
         why = "; ".join(filter(None, (verdict.why, "one seed" if one else "")))
-        said, _, how = verdict.verdict.partition(": ")
-        return f"{said} at {scale} scale" + (f": {how}" if how else "") + (f" ({why})" if why else "")
-    said = "not testable at this scale" if verdict.verdict == NOT_TESTABLE else verdict.verdict
-    return f"{said}: {verdict.why}" if verdict.why else said
+        words, _, how = verdict.verdict.partition(": ")
+        return f"{words} at {scale} scale" + (f": {how}" if how else "") + (f" ({why})" if why else "")
+    words = "not testable at this scale" if verdict.verdict == NOT_TESTABLE else verdict.verdict
+    return f"{words}: {verdict.why}" if verdict.why else words
 
 
-def verdict_text(verdict: Verdict, report: Report) -> str:
+def verdict_text(verdict: Judgement, report: StudyReport) -> str:
     finding = verdict.finding
     beyond = " *(beyond the paper)*" if finding.source == "beyond" else ""
     lines = [f"- **{finding.claim}**{beyond}", f"  {words_of(verdict, report.results.scale)}."]
@@ -282,34 +282,34 @@ def verdict_text(verdict: Verdict, report: Report) -> str:
     return "\n".join(lines)
 
 
-def _compared_text(compared: Compared, report: Report) -> str:
-    said = f"{compared.words}: "
+def _compared_text(compared: Compared, report: StudyReport) -> str:
+    text = f"{compared.words}: "
     found = compared.estimate
     if found is None:
-        return said + ("not run yet" if compared.missing else compared.why)
+        return text + ("not run yet" if compared.missing else compared.why)
     ratio = compared.unit == "times"
 
     def shown(value: float) -> str:
         """Ratios are kept as logarithms."""
         return f"{math.exp(value):.2f}" if ratio else f"{(100 if compared.unit == 'points' else 1) * value:+.2f}"
 
-    said += shown(found.value) + (f" {compared.unit}" if compared.unit else "")
+    text += shown(found.value) + (f" {compared.unit}" if compared.unit else "")
     if found.low is not None and found.high is not None:
-        said += f", 95% interval {shown(found.low)} to {shown(found.high)}"
+        text += f", 95% interval {shown(found.low)} to {shown(found.high)}"
     if found.sd is not None:
-        said += f", sd {shown(found.sd).lstrip('+')}"
-    said += f"; {found.seeds} seed{'s' if found.seeds > 1 else ''}"
+        text += f", sd {shown(found.sd).lstrip('+')}"
+    text += f"; {found.seeds} seed{'s' if found.seeds > 1 else ''}"
     if found.examples:
-        said += f", {found.examples:,} {'examples in pairs' if found.paired else 'examples, not paired'}"
-    said += _paper_text(compared, report)
+        text += f", {found.examples:,} {'examples in pairs' if found.paired else 'examples, not paired'}"
+    text += _paper_text(compared, report)
     if compared.missing:
-        said += f"; {len(compared.needed) - len(compared.missing)} of {len(compared.needed)} trainings"
+        text += f"; {len(compared.needed) - len(compared.missing)} of {len(compared.needed)} trainings"
     elif compared.outcome is not None:
-        said += f"; **{compared.outcome}**" + (f": {compared.why}" if compared.why else "")
-    return said
+        text += f"; **{compared.outcome}**" + (f": {compared.why}" if compared.why else "")
+    return text
 
 
-def _paper_text(compared: Compared, report: Report) -> str:
+def _paper_text(compared: Compared, report: StudyReport) -> str:
     """What the paper has for the same comparison; of what is no score, also where it was measured if not here."""
     if compared.sides is None:
         return ""
@@ -325,7 +325,7 @@ def _paper_text(compared: Compared, report: Report) -> str:
     return text
 
 
-def which_text(report: Report) -> str:
+def which_text(report: StudyReport) -> str:
     """The options whose findings are all confirmed, by name."""
     which = report.page.measure.which
     assert which is not None
@@ -345,7 +345,7 @@ def which_text(report: Report) -> str:
     return f"**{which.question}** {answer} ({'; '.join(parts)}).{f' {why}' if why else ''}"
 
 
-def overview(reports: Sequence[Report], results: str) -> str:
+def overview(reports: Sequence[StudyReport], results: str) -> str:
     """How many findings came out how, of all studies and of each."""
     counts = {source: Counter[str]() for source in ("paper", "beyond")}
     for report in reports:
@@ -368,11 +368,13 @@ def overview(reports: Sequence[Report], results: str) -> str:
     stored = {cell.key: cell for report in reports for cell in report.results.cells.values() if cell is not None}
     spent = sum(cell.seconds + cell.after_seconds for cell in stored.values())
     tables = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
-    said = f"{len(stored)} different trainings are stored; with what was measured after them: {spent / 3600:.1f} hours."
-    return "\n\n".join([*tables, said])
+    spent_text = (
+        f"{len(stored)} different trainings are stored; with what was measured after them: {spent / 3600:.1f} hours."
+    )
+    return "\n\n".join([*tables, spent_text])
 
 
-def results_text(reports: Sequence[Report], scale: str, results: str) -> str:
+def results_text(reports: Sequence[StudyReport], scale: str, results: str) -> str:
     """RESULTS.md: every finding, what became of it, and the numbers."""
     parts = [
         "# Results",

@@ -13,7 +13,7 @@ from ponder.base.errors import UserError
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen
 from ponder.reports.findings import Finding, pairs_of
-from ponder.reports.values import Clock, Quantity, Results, compare, llm_estimate, score_of, scores
+from ponder.reports.values import Clock, Quantity, StudyResults, compare, llm_estimate, score_of, scores
 from ponder.studies.spec import Study
 
 MISSING = "missing"
@@ -62,7 +62,7 @@ def page_of(study: Study) -> Page:
     """Everything the report reads from the YAML; a mistake in it is named before anything is written."""
     try:
         measure = Measure.model_validate(study.measure or {"columns": _all_scores(study)})
-        findings = [Finding.model_validate(said) for said in study.findings or []]
+        findings = [Finding.model_validate(each) for each in study.findings or []]
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -119,7 +119,7 @@ class Entry:
     paper_sd: float | None
 
 
-def entries(results: Results, page: Page, clock_axis: Literal["seconds", "update"] | None = None) -> list[Entry]:
+def entries(results: StudyResults, page: Page, clock_axis: Literal["seconds", "update"] | None = None) -> list[Entry]:
     """Every number of the study's table, in order of rows."""
     if page.measure.rows == "scores":
         return list(_by_score(results, page))
@@ -134,7 +134,7 @@ def entries(results: Results, page: Page, clock_axis: Literal["seconds", "update
 
 
 def _columns(
-    results: Results, page: Page, axis: Literal["seconds", "update"] | None
+    results: StudyResults, page: Page, axis: Literal["seconds", "update"] | None
 ) -> Iterator[tuple[Quantity, Clock | None]]:
     """The columns whose task is part of this scale; on a clock, those that a curve can give."""
     for column in chain.from_iterable(_of_each_task(results, column) for column in page.measure.columns):
@@ -147,7 +147,7 @@ def _columns(
             yield column, clock or Clock(axis, 0.0)
 
 
-def _of_each_task(results: Results, column: Quantity) -> Iterator[Quantity]:
+def _of_each_task(results: StudyResults, column: Quantity) -> Iterator[Quantity]:
     """A field of no named task is given for every task."""
     if column.field is None or column.task is not None or len(results.tasks) == 1:
         yield column
@@ -156,7 +156,7 @@ def _of_each_task(results: Results, column: Quantity) -> Iterator[Quantity]:
             yield column.model_copy(update={"task": task, "label": f"{column.label}, {task}"})
 
 
-def _entry(results: Results, page: Page, variant: str, column: Quantity, clock: Clock | None) -> Entry:
+def _entry(results: StudyResults, page: Page, variant: str, column: Quantity, clock: Clock | None) -> Entry:
     baseline = results.study.baseline
     difference = None
     if variant != baseline:
@@ -167,13 +167,13 @@ def _entry(results: Results, page: Page, variant: str, column: Quantity, clock: 
     return Entry(variant, column.label, column, *seeds, ours, difference, *paper)
 
 
-def _seeds(results: Results, variant: str, of: Quantity) -> tuple[int, int]:
+def _seeds(results: StudyResults, variant: str, of: Quantity) -> tuple[int, int]:
     """Planned, and stored."""
     task = results.task_of(of)
     return len(results.seeds(task, variant)), len(results.stored(task, variant))
 
 
-def _by_score(results: Results, page: Page) -> Iterator[Entry]:
+def _by_score(results: StudyResults, page: Page) -> Iterator[Entry]:
     variant = results.study.baseline
     for name in page.measure.scores:
         if score_of(name).task not in results.tasks:
@@ -189,7 +189,7 @@ def _by_score(results: Results, page: Page) -> Iterator[Entry]:
             yield Entry(name, column.label, of, *seeds, ours, difference, *_paper(page, name, column.label))
 
 
-def _llms(results: Results, page: Page) -> Iterator[Entry]:
+def _llms(results: StudyResults, page: Page) -> Iterator[Entry]:
     """Language models: those with stored results, and those the paper names."""
     named = [row for row in page.paper if row not in results.study.variants]
     for model in dict.fromkeys((*named, *results.llms)):
@@ -201,10 +201,10 @@ def _llms(results: Results, page: Page) -> Iterator[Entry]:
 
 
 def _paper(page: Page, row: str, label: str) -> tuple[float | None, float | None]:
-    said = page.paper.get(row, {}).get(label)
-    if isinstance(said, Sequence):
-        return float(said[0]), float(said[1])
-    return (None if said is None else float(said)), None
+    numbers = page.paper.get(row, {}).get(label)
+    if isinstance(numbers, Sequence):
+        return float(numbers[0]), float(numbers[1])
+    return (None if numbers is None else float(numbers)), None
 
 
 def paper_number(page: Page, variant: str, of: Quantity) -> tuple[float | None, float | None]:
@@ -317,7 +317,7 @@ def details(found: Sequence[Entry], titles: Mapping[str, str], against: str) -> 
     return markdown(header, rows)
 
 
-def as_csv(results: Results, found: Sequence[Entry]) -> str:
+def as_csv(results: StudyResults, found: Sequence[Entry]) -> str:
     """Every number with full precision; accuracies are shares, the paper's too."""
     rows = [_csv_row(results, entry) for entry in found]
     out = io.StringIO()
@@ -327,7 +327,7 @@ def as_csv(results: Results, found: Sequence[Entry]) -> str:
     return out.getvalue()
 
 
-def _csv_row(results: Results, entry: Entry) -> dict[str, Any]:
+def _csv_row(results: StudyResults, entry: Entry) -> dict[str, Any]:
     """None is written as an empty field."""
     of, ours, gap = entry.of, entry.ours, entry.difference
     scaled = 100 if of.percent else 1

@@ -4,6 +4,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +13,13 @@ import numpy.typing as npt
 from ponder.base import stats
 from ponder.base.errors import unknown
 from ponder.base.stats import Estimate
-from ponder.config.resolve import read_yaml
-from ponder.config.schema import Frozen
+from ponder.config.schema import Frozen, parse
 from ponder.reports.llms import LlmResult
 from ponder.studies.result import CellResult, CurvePoint, Metric
-from ponder.studies.spec import STUDIES, Study, WeightSet
+from ponder.studies.spec import OWN, Study, WeightSet, shared
 from ponder.studies.store import unpack
 
+SCORES = "_scores.yaml"
 Place = tuple[str, str, int]
 """Task, variant, seed: where a training stands in its study."""
 Bits = npt.NDArray[np.bool_]
@@ -58,7 +59,7 @@ class Quantity(Frozen):
 
 
 @dataclass(frozen=True)
-class Reading:
+class Value:
     """A quantity of one cell."""
 
     value: float
@@ -80,9 +81,14 @@ class Clock:
     at: float
 
 
-@cache
 def scores() -> dict[str, Score]:
-    return {name: Score.model_validate(said) for name, said in read_yaml(STUDIES / "_scores.yaml").items()}
+    return _scores(OWN.absolute())
+
+
+@cache
+def _scores(own: Path) -> dict[str, Score]:
+    """Those that come with ponder and those of this folder."""
+    return {name: parse(Score, score, f"{SCORES} {name}") for name, score in shared(SCORES).items()}
 
 
 def score_of(name: str) -> Score:
@@ -94,7 +100,7 @@ def score_of(name: str) -> Score:
 # One cell -------------------------------------------------------------------------------------------------------------
 
 
-def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Reading | None:
+def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Value | None:
     """The quantity, or None where this cell does not have it."""
     if wanted.field is not None:
         return _field(stored, wanted.field)
@@ -112,27 +118,27 @@ def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Re
     return _from_curve(stored, score, metric, wanted)
 
 
-def _field(stored: CellResult, field: str) -> Reading:
+def _field(stored: CellResult, field: str) -> Value:
     values = {
         "grad_norm": stored.summary.mean_grad_norm,
         "seconds": stored.seconds,
         "updates": stored.updates,
         "parameters": stored.cost.parameters,
     }
-    return Reading(float(values[field]))
+    return Value(float(values[field]))
 
 
-def _passes(stored: CellResult, split: str, metric: str, wanted: Quantity) -> Reading | None:
+def _passes(stored: CellResult, split: str, metric: str, wanted: Quantity) -> Value | None:
     """ARC votes, a task solved when all its test inputs are. They are counted at the training budget and at the end."""
     profile = stored.after.profile(wanted.weights, split)
     if profile is None or profile.arc is None or wanted.checkpoint != "last" or wanted.show != "value":
         return None
     step = {"budget": stored.after.budget, "end": stored.after.steps}.get(str(wanted.way))
     votes = next((votes for votes in profile.arc.at_step if votes.step == step), None)
-    return None if votes is None else Reading(votes.all_test_inputs[metric].value, profile.arc.tasks)
+    return None if votes is None else Value(votes.all_test_inputs[metric].value, profile.arc.tasks)
 
 
-def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Reading | None:
+def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
     """From the measurement after training, which has every forced step and the single examples."""
     after = stored.after
     parts = [part for split in score.splits if (part := after.profile(wanted.weights, split)) is not None]
@@ -161,7 +167,7 @@ def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity
         value = float(profiles.update)
     examples = tuple(f"{stored.data_hash} {split}" for split in score.splits)
     n = min(part.n for part in parts)
-    return Reading(value, n if wanted.show == "value" else None, len(parts), bits, examples)
+    return Value(value, n if wanted.show == "value" else None, len(parts), bits, examples)
 
 
 def rows_of(stored: CellResult, score: Score, metric: Metric, weights: WeightSet) -> list[tuple[CurvePoint, float]]:
@@ -177,7 +183,7 @@ def _n(stored: CellResult, score: Score) -> int:
     return min(stored.n[split] for split in score.splits)
 
 
-def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Reading | None:
+def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
     rows = rows_of(stored, score, metric, wanted.weights)
     if not rows:
         return None
@@ -187,25 +193,25 @@ def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quanti
         chosen = stored.summary.chosen_on_val.update if wanted.checkpoint == "chosen" else rows[-1][0].update
         row, value = next(each for each in rows if each[0].update == chosen)
     if wanted.show == "update":
-        return Reading(float(row.update))
-    return Reading(value, _n(stored, score), len(score.splits))
+        return Value(float(row.update))
+    return Value(value, _n(stored, score), len(score.splits))
 
 
-def _on_clock(stored: CellResult, score: Score, metric: Metric, weights: WeightSet, clock: Clock) -> Reading | None:
+def _on_clock(stored: CellResult, score: Score, metric: Metric, weights: WeightSet, clock: Clock) -> Value | None:
     """Between two evaluations the curve is taken as straight; before the first there is nothing."""
     rows = rows_of(stored, score, metric, weights)
     x = [row.along(clock.axis) for row, _ in rows]
     if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
         return None
     value = float(np.interp(clock.at, x, [value for _, value in rows]))
-    return Reading(value, _n(stored, score), len(score.splits))
+    return Value(value, _n(stored, score), len(score.splits))
 
 
 # All cells of a study -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Results:
+class StudyResults:
     """A study at one scale and what is stored of it."""
 
     study: Study
@@ -235,7 +241,7 @@ class Results:
     def task_of(self, wanted: Quantity) -> str:
         return score_of(wanted.score).task if wanted.score else wanted.task or self.tasks[0]
 
-    def readings(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> dict[int, Reading]:
+    def readings(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> dict[int, Value]:
         if variant not in self.study.variants:
             raise unknown(f"variant of {self.study.name}", variant, self.study.variants)
         every = {s: read(c, wanted, clock) for s, c in self.stored(self.task_of(wanted), variant).items()}
@@ -263,7 +269,7 @@ class Point:
     n: int
 
 
-def policies_of(results: Results, task: str, variant: str) -> dict[str, list[Point]]:
+def policies_of(results: StudyResults, task: str, variant: str) -> dict[str, list[Point]]:
     """Policy -> what it came to, for each seed."""
     out: dict[str, list[Point]] = {}
     for cell in results.stored(task, variant).values() if task in results.tasks else ():
@@ -278,7 +284,7 @@ def _least(counts: Iterable[int | None]) -> int | None:
     return min(known) if known else None
 
 
-def compare(a: Mapping[int, Reading], b: Mapping[int, Reading]) -> Estimate | None:
+def compare(a: Mapping[int, Value], b: Mapping[int, Value]) -> Estimate | None:
     """a - b over the seeds that both have; example by example where the answers are stored."""
     seeds = [seed for seed in a if seed in b]
     if not seeds:
@@ -298,7 +304,7 @@ def compare(a: Mapping[int, Reading], b: Mapping[int, Reading]) -> Estimate | No
     return stats.difference([r.value for r in ours], [r.value for r in theirs], half, n, paired)
 
 
-def _paired_arrays(a: Sequence[Reading], b: Sequence[Reading]) -> list[npt.NDArray[np.floating[Any]]] | None:
+def _paired_arrays(a: Sequence[Value], b: Sequence[Value]) -> list[npt.NDArray[np.floating[Any]]] | None:
     """For each split [seeds, examples] of a - b; None unless all of them answered the same examples."""
     every = [*a, *b]
     if any(r.bits is None or r.examples != every[0].examples for r in every):
@@ -313,7 +319,7 @@ def _paired_arrays(a: Sequence[Reading], b: Sequence[Reading]) -> list[npt.NDArr
 # Language models ------------------------------------------------------------------------------------------------------
 
 
-def llm_estimate(results: Results, model: str, wanted: Quantity) -> Estimate | None:
+def llm_estimate(results: StudyResults, model: str, wanted: Quantity) -> Estimate | None:
     """A language model's score on the very data that this study's cells were judged on."""
     if wanted.score is None:
         return None

@@ -1,25 +1,18 @@
-"""`ponder serve`: the solvers over HTTP, with the web page at `/` and the tools for language models at `/mcp`."""
+"""The solvers over HTTP, with the web page at `/` and the tools for language models at `/mcp`."""
 
-import argparse
 import asyncio
 import json
-import os
 import socket
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal, TypeVar
 
-import torch
-
 from ponder import __version__
-from ponder.base import runtime
 from ponder.base.errors import UserError, needs_extra
 from ponder.base.files import read_json
 from ponder.inference.answers import Answer, as_data
-from ponder.inference.solver import Shelf, Solver
-from ponder.serve import service as serving
+from ponder.inference.solver import Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 
 try:
@@ -99,11 +92,11 @@ def make_app(
 
     @app.post("/v1/solve", responses=ERRORS, summary="Solve a puzzle", openapi_extra=BODY_SCHEMA)
     async def solve(request: Request) -> Response:
-        asked = await _asked(request)
-        work = service.solve(asked.model, asked.puzzle, asked.fallback, asked.steps)
+        wanted = await _read(request)
+        work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps)
         answer = await _while_there(request.receive, work)
         # Whoever has gone hears nothing of this; 499 is for the metrics.
-        return Response(status_code=499) if answer is None else json_response(answer.as_data(trace=asked.trace))
+        return Response(status_code=499) if answer is None else json_response(answer.as_data(trace=wanted.trace))
 
     @app.post(
         "/v1/solve/stream",
@@ -112,9 +105,9 @@ def make_app(
         openapi_extra=BODY_SCHEMA,
     )
     async def stream(request: Request) -> Response:
-        asked = await _asked(request)
-        solver, inputs = service.read(asked.model, asked.puzzle)
-        items = service.stream(solver.name, asked.puzzle, asked.fallback, asked.steps)
+        wanted = await _read(request)
+        solver, inputs = service.read(wanted.model, wanted.puzzle)
+        items = service.stream(solver.name, wanted.puzzle, wanted.fallback, wanted.steps)
 
         async def events() -> AsyncIterator[tuple[str, Any]]:
             async with aclosing(items):  # type: ignore[type-var]
@@ -124,7 +117,7 @@ def make_app(
                             name, data, seen = "answer", item.as_data(trace=False), (inputs, item.tokens)
                         else:
                             name, data, seen = "step", as_data(item, solver.domain, inputs), (inputs, item.answer)
-                        yield name, data | ({"svg": solver.domain.svg(*seen)} if asked.picture else {})
+                        yield name, data | ({"svg": solver.domain.svg(*seen)} if wanted.picture else {})
                 except (Late, Failed) as error:
                     yield "error", {"error": str(error)}
 
@@ -178,7 +171,7 @@ def make_app(
     return app
 
 
-async def _asked(request: Request) -> SolveRequest:
+async def _read(request: Request) -> SolveRequest:
     """The body of a request. Read here, since FastAPI's own way takes a third of a request's time."""
     if "json" not in request.headers.get("content-type", ""):  # nor can another site's page send this unasked
         raise HTTPException(400, "the body should be JSON, sent with the header 'Content-Type: application/json'")
@@ -289,57 +282,25 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(Exception, broken)  # and uvicorn logs the traceback
 
 
-# The command ----------------------------------------------------------------------------------------------------------
+# The server -----------------------------------------------------------------------------------------------------------
 
 
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder serve",
-        description="Serve solvers over HTTP: the web page at /, the API at /v1 (see /docs), MCP at /mcp.",
-    )
-    parser.add_argument("--model", action="append", metavar="NAME|RUN", help="repeatable; default: all of the zoo")
-    parser.add_argument("--host", default=LOOPBACK)
-    parser.add_argument("--port", type=int, default=8000, help="0 takes any free one")
-    parser.add_argument("--slots", type=int, default=serving.SLOTS, help="puzzles that a model works on at a time")
-    parser.add_argument("--queue", type=int, default=serving.QUEUE, help="puzzles more that may wait for each model")
-    parser.add_argument("--timeout", type=float, default=serving.TIMEOUT, help="seconds for one answer")
-    parser.add_argument("--threads", type=int, help="of torch; default: its own choice")
-    parser.add_argument("--token", help="bearer token that clients must send; better in the variable PONDER_TOKEN")
-    parser.add_argument("--open", action="store_true", help="allow another host than this machine without a token")
-    options = parser.parse_args(args)
-    token = options.token or os.environ.get("PONDER_TOKEN") or None
-    if not (_loopback(options.host) or token or options.open):
-        raise UserError(
-            f"host {options.host} can be reached from other machines: set PONDER_TOKEN, or give --open to let anyone in"
-        )
-    if options.threads is not None:
-        if options.threads < 1:
-            raise UserError(f"threads {options.threads} is too small: give at least 1")
-        torch.set_num_threads(options.threads)
-    runtime.reuse_memory()
-    listening = _listen(options.host, options.port)
-    service = Service(Shelf(options.model), options.slots, options.queue, options.timeout)
-    address = f"[{options.host}]" if ":" in options.host else options.host
-    url = f"http://{address}:{listening.getsockname()[1]}"
-
-    def ready() -> None:
-        print(f"serving {', '.join(service.shelf.names)} at {url}  (Ctrl-C ends it)", flush=True)
-
+def run(app: FastAPI, listening: socket.socket, timeout: float) -> bool:
+    """Serve until a signal ends it; whether it ever started. Puzzles under way have `timeout` seconds then."""
     config = uvicorn.Config(
-        make_app(service, token, host=options.host, ready=ready),
+        app,
         log_level="warning",
         access_log=False,
         server_header=False,
         lifespan="on",
-        timeout_graceful_shutdown=int(options.timeout) + 5,
+        timeout_graceful_shutdown=int(timeout) + 5,
     )
     server = uvicorn.Server(config)
     server.run(sockets=[listening])
-    if not server.started:
-        sys.exit(1)
+    return server.started
 
 
-def _loopback(host: str) -> bool:
+def loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -348,7 +309,7 @@ def _loopback(host: str) -> bool:
         return False
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A socket that takes connections from now on, so that whoever reads the address can use it at once."""
     if not 0 <= port < 65536:
         raise UserError(f"port {port} does not exist: give 1 to 65535, or 0 for any free one")

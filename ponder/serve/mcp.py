@@ -4,11 +4,7 @@ A tool exists for each kind of puzzle that a model on the shelf can solve. Every
 every refusal how to mend the call.
 """
 
-import argparse
-import asyncio
 import json
-import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from inspect import Parameter, Signature
@@ -22,7 +18,7 @@ from ponder.base.errors import UserError, needs_extra
 from ponder.domains import registry
 from ponder.domains.contract import Json, Misfit, Tool
 from ponder.inference.answers import Answer
-from ponder.inference.solver import Shelf, Solver
+from ponder.inference.solver import Solver
 from ponder.serve.service import Busy, Late, Service
 
 try:
@@ -232,19 +228,6 @@ def mounted(service: Service, host: str = LOOPBACK) -> tuple[StreamableHTTPASGIA
     return StreamableHTTPASGIApp(server.session_manager), server.session_manager.run()
 
 
-async def _stdio(service: Service) -> None:
+async def over_stdio(service: Service) -> None:
     async with service:
         await make_mcp(service).run_stdio_async()
-
-
-def main(args: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(
-        prog="ponder mcp",
-        description="Serve the solvers as MCP tools over stdio; an MCP client starts this (docs/mcp.md).",
-    )
-    parser.add_argument("--model", action="append", metavar="NAME|RUN", help="repeatable; default: all of the zoo")
-    service = Service(Shelf(parser.parse_args(args).model))
-    if sys.stdin.isatty():
-        print("waiting for an MCP client on standard input; docs/mcp.md tells how to add one", file=sys.stderr)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the thread that reads a line
-    asyncio.run(_stdio(service))

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ponder.config.resolve import differences
-from ponder.studies.spec import Cell, Job, Study
+from ponder.studies.spec import Cell, Study, Training
 from ponder.studies.store import STATES, State, Store
 
 COLOURS = {"done": "green", "running": "cyan", "failed": "red", "left": "dim"}
@@ -20,7 +20,7 @@ REDRAW = 1.0
 """Seconds between looks at the running cells' logs."""
 
 
-class Clock:
+class Durations:
     """How long cells take: as long as finished ones of the same variant and task, else task, else any."""
 
     def __init__(self, store: Store, cells: Iterable[Cell]) -> None:
@@ -60,24 +60,26 @@ def _likes(cell: Cell) -> list[tuple[str, ...]]:
 class Board:
     """Where every cell of a run stands."""
 
-    def __init__(self, jobs: Sequence[Job], store: Store, workers: int) -> None:
-        self.jobs, self.workers = jobs, workers
-        self.clock = Clock(store, [job.cells[0] for job in jobs])
-        self.running: dict[str, tuple[Job, float]] = {}
+    def __init__(self, trainings: Sequence[Training], store: Store, workers: int) -> None:
+        self.trainings, self.workers = trainings, workers
+        self.durations = Durations(store, [training.cells[0] for training in trainings])
+        self.running: dict[str, tuple[Training, float]] = {}
         self.states: dict[str, State] = {
-            cell.label: "done" if store.read(cell) is not None else "left" for job in jobs for cell in job.cells
+            cell.label: "done" if store.read(cell) is not None else "left"
+            for training in trainings
+            for cell in training.cells
         }
 
-    def set(self, job: Job, state: State) -> None:
-        for label in job.labels:
+    def set(self, training: Training, state: State) -> None:
+        for label in training.labels:
             self.states[label] = state
 
-    def started(self, job: Job) -> None:
-        self.running[job.key] = (job, time.monotonic())
-        self.set(job, "running")
+    def started(self, training: Training) -> None:
+        self.running[training.key] = (training, time.monotonic())
+        self.set(training, "running")
 
-    def ended(self, job: Job) -> None:
-        del self.running[job.key]
+    def ended(self, training: Training) -> None:
+        del self.running[training.key]
 
     def counts(self) -> dict[str, dict[State, int]]:
         """Study -> how many of its cells are in which state."""
@@ -90,11 +92,11 @@ class Board:
     def seconds_left(self) -> float | None:
         """Until the last cell ends, if those to come take as long as those that were like them."""
         now = time.monotonic()
-        lefts = [self.clock.left(job.cells[0], now - began) for job, began in self.running.values()]
+        lefts = [self.durations.left(training.cells[0], now - began) for training, began in self.running.values()]
         lefts += [
-            self.clock.expected(job.cells[0])
-            for job in self.jobs
-            if any(self.states[label] == "left" for label in job.labels)
+            self.durations.expected(training.cells[0])
+            for training in self.trainings
+            if any(self.states[label] == "left" for label in training.labels)
         ]
         known = [left for left in lefts if left is not None]
         if len(known) < len(lefts):
@@ -118,14 +120,14 @@ def duration(seconds: float) -> str:
 # While it runs --------------------------------------------------------------------------------------------------------
 
 
-class View(Protocol):
+class BoardView(Protocol):
     def begin(self, board: Board) -> None: ...
 
     def show(self, board: Board) -> None: ...
 
-    def done(self, job: Job, seconds: float | None, board: Board) -> None: ...
+    def done(self, training: Training, seconds: float | None, board: Board) -> None: ...
 
-    def failed(self, job: Job, error: str, board: Board) -> None: ...
+    def failed(self, training: Training, error: str, board: Board) -> None: ...
 
     def close(self, board: Board) -> None: ...
 
@@ -139,12 +141,12 @@ class Lines:
     def show(self, board: Board) -> None:
         return
 
-    def done(self, job: Job, seconds: float | None, board: Board) -> None:
+    def done(self, training: Training, seconds: float | None, board: Board) -> None:
         took = "by another runner" if seconds is None else f"in {duration(seconds)}"
-        print(f"done {job.labels[0]} {took}. {board.words()}", flush=True)
+        print(f"done {training.labels[0]} {took}. {board.words()}", flush=True)
 
-    def failed(self, job: Job, error: str, board: Board) -> None:
-        print(f"FAILED {job.labels[0]}: {error}. {board.words()}", flush=True)
+    def failed(self, training: Training, error: str, board: Board) -> None:
+        print(f"FAILED {training.labels[0]}: {error}. {board.words()}", flush=True)
 
     def close(self, board: Board) -> None:
         return
@@ -166,11 +168,11 @@ class Screen:
         if time.monotonic() - self.drawn >= REDRAW:
             self._draw(board)
 
-    def done(self, job: Job, seconds: float | None, board: Board) -> None:
+    def done(self, training: Training, seconds: float | None, board: Board) -> None:
         self._draw(board)
 
-    def failed(self, job: Job, error: str, board: Board) -> None:
-        self.console.print(Text(f"{job.labels[0]}: {error}", style="red"))
+    def failed(self, training: Training, error: str, board: Board) -> None:
+        self.console.print(Text(f"{training.labels[0]}: {error}", style="red"))
         self._draw(board)
 
     def close(self, board: Board) -> None:
@@ -193,10 +195,10 @@ def _running(board: Board) -> Table:
     for column in ("running", "update", "loss", "grad", "left"):
         table.add_column(column, justify="left" if column == "running" else "right", no_wrap=True)
     now = time.monotonic()
-    for job, began in board.running.values():
-        cell = job.cells[0]
-        left = board.clock.left(cell, now - began)
-        row = next((r for r in reversed(board.clock.log(cell)) if r["kind"] == "train"), None)
+    for training, began in board.running.values():
+        cell = training.cells[0]
+        left = board.durations.left(cell, now - began)
+        row = next((r for r in reversed(board.durations.log(cell)) if r["kind"] == "train"), None)
         numbers = ("", "", "") if row is None else (str(row["update"]), f"{row['loss']:.3f}", f"{row['grad_norm']:.2f}")
         table.add_row(cell.label, *numbers, "" if left is None else duration(left))
     return table
@@ -212,7 +214,7 @@ def counts_table(counts: dict[str, dict[State, int]]) -> Table:
     return table
 
 
-def view_for() -> View:
+def view_for() -> BoardView:
     return Screen(Console()) if sys.stdout.isatty() else Lines()
 
 
@@ -250,9 +252,9 @@ def print_study(study: Study, scale: str, store: Store, console: Console) -> Non
         table.add_row(variant, words, *(str(mine.count(state)) for state in STATES))
     console.print(table)
     plan = study.scale(scale)
-    clock, jobs = Clock(store, cells), {cell.key: cell for cell in cells}
-    todo = [cell for cell in jobs.values() if store.read(cell) is None]
-    each = [clock.expected(cell) for cell in todo]
+    durations, trainings = Durations(store, cells), {cell.key: cell for cell in cells}
+    todo = [cell for cell in trainings.values() if store.read(cell) is None]
+    each = [durations.expected(cell) for cell in todo]
     known = [seconds for seconds in each if seconds is not None]
     time_left = (
         "unknown until a cell is done" if len(known) < len(each) else f"about {duration(sum(known))} of one worker"
@@ -271,9 +273,9 @@ def _difference(study: Study, first: dict[tuple[str, str], Cell], tasks: Sequenc
     lines: dict[str, list[str]] = {}
     for task in tasks:
         changed = differences(first[task, parent].config, first[task, variant].config)
-        said = ", ".join(f"{k} {_value(a)} -> {_value(b)}" for k, (a, b) in changed.items())
-        lines.setdefault(said, []).append(task)
-    shown = [said if len(lines) == 1 else f"{', '.join(names)}: {said}" for said, names in lines.items()]
+        changes = ", ".join(f"{k} {_value(a)} -> {_value(b)}" for k, (a, b) in changed.items())
+        lines.setdefault(changes, []).append(task)
+    shown = [changes if len(lines) == 1 else f"{', '.join(names)}: {changes}" for changes, names in lines.items()]
     if variant == study.baseline:
         shown.insert(0, "(baseline)")
     return ("" if parent == study.baseline else f"from {parent}: ") + "\n".join(shown)

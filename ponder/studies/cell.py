@@ -2,26 +2,26 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from ponder import checkpoint, data
+from ponder import checkpoint
 from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.domains.arc.sources import ArcEvaluation
-from ponder.domains.contract import silent
 from ponder.evaluation import compare as policy
 from ponder.evaluation import records as evaluate
-from ponder.evaluation.arc import run_votes, score_arc
-from ponder.evaluation.records import MEASURES, Records
-from ponder.evaluation.run import Asked, Plan, make_plan
+from ponder.evaluation.arc import measure as evaluate_split
+from ponder.evaluation.records import Records, Settings
+from ponder.evaluation.schema import MEASURES
+from ponder.evaluation.subject import open_data, settings_for, subject
 from ponder.inference.weights import open_weights
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
@@ -136,31 +136,29 @@ def measure(config: Config, after: After, examples: int, folder: Path, data_dir:
     steps = max(after.steps or budget, budget)
     out: dict[str, Any] = {"steps": steps, "budget": budget, "examples": examples}
     last = checkpoint.listed(folder / "checkpoints")[-1]
+    dataset = open_data(config.data, data_dir, here)
     for weights in after.weights:
         if weights == "online" and config.train.ema is None:
             continue
         opened = open_weights(last, weights, here.device)
-        asked = Asked(checkpoint=str(last), steps=steps, weights=weights, limit=examples, data_dir=data_dir)
-        how = make_plan(asked, opened, here, silent)
-        splits = {split: profile(opened.model, how, split) for split in how.splits}
+        how = settings_for(opened.model.config, config, here.device, steps, limit=examples)
+        names = [split for split in dataset.counts if split != "train"]
+        splits = {split: profile(opened.model, dataset, split, how, here) for split in names}
         out[weights] = {"update": opened.update, "splits": rounded(splits)}
     if after.policies and here.main:
-        out["policies"] = rounded(_policies(config, last, examples, data_dir, here))
+        out["policies"] = rounded(_policies(config, last, examples, dataset, here))
     return out
 
 
-def profile(model: Reasoner, how: Plan, split: str) -> dict[str, Any]:
+def profile(model: Reasoner, dataset: Dataset, split: str, how: Settings, here: Runtime) -> dict[str, Any]:
     """One split at every forced step, and each example's verdict at the training budget and at the end."""
-    domain, source = how.dataset.domain, how.dataset.source(split)
-    settings = evaluate.Settings(how.steps, how.batch, how.limit, how.precision)
-    head, arc = model.config.halting != "none", {}
-    if isinstance(source, ArcEvaluation):
-        voted = run_votes(model, domain, source, replace(settings, limit=None), how.here)  # all votes count
-        records = voted.plain.records
-        arc = {"arc": score_arc(voted, domain, head).score}
-    else:
-        records = evaluate.run_split(model, domain, source, settings, how.here)
-    within = records.first(how.budget)
+    domain, source, head = dataset.domain, dataset.source(split), model.config.halting != "none"
+    votes = isinstance(source, ArcEvaluation)  # all of them count
+    measured = evaluate_split(model, domain, source, replace(how, limit=None) if votes else how, here)
+    records, arc = measured.records, {}
+    if measured.arc is not None:
+        arc = {"arc": {k: v for k, v in measured.arc.score.as_data().items() if k != "submission"}}
+    within = records.first(model.config.max_steps)
     few = how.limit is None or records.n <= how.limit  # the votes of a whole ARC set would fill the file
     return {
         "role": domain.splits[split].role,
@@ -188,13 +186,12 @@ def _halting(records: Records) -> dict[str, float]:
     return {**_answered(records, "halting"), "mean_step": mean_step}
 
 
-def _policies(config: Config, last: Path, examples: int, data_dir: Path, here: Runtime) -> dict[str, Any]:
-    dataset = Dataset.open(data.folder_for(data_dir, config.data))
+def _policies(config: Config, last: Path, examples: int, dataset: Dataset, here: Runtime) -> dict[str, Any]:
     opened = open_weights(last, "ema", here.device)
     precision = runtime.precision_for(config.train.precision, here.device)
-    what = policy.subject(opened, dataset, None, examples, precision)
+    what = subject(opened, dataset, None, examples, precision)
     compared = policy.compare_policies(what)
-    results = [asdict(result) for result in compared.results]
+    results = [result.as_data() for result in compared.results]
     return {"split": what.split, "n": len(what.index), "budget": compared.budget, "results": results}
 
 

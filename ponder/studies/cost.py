@@ -46,6 +46,8 @@ def updates_of(config: Config) -> int:
     if train.updates is not None:
         return train.updates
     assert train.epochs is not None
+    if config.data.domain not in EXAMPLES:
+        raise UserError(f"{config.data.domain} has no known number of examples: give train.updates instead of epochs")
     return math.ceil(train.epochs * EXAMPLES[config.data.domain] / train.batch)
 
 
@@ -91,7 +93,7 @@ def table(studies: Sequence[Study], gpu: str, utilisation: float) -> str:
 
 
 def print_costs(studies: Sequence[Study], gpu: str, utilisation: float, write: Path | None) -> None:
-    said = table(studies, gpu, utilisation)
-    print(said)
+    text = table(studies, gpu, utilisation)
+    print(text)
     if write is not None:
-        put_between(write, BEGIN, END, f"\n{said}\n")
+        put_between(write, BEGIN, END, f"\n{text}\n")

@@ -22,9 +22,9 @@ from ponder.base import runtime
 from ponder.base.errors import UserError
 from ponder.base.files import holder, locked
 from ponder.domains.contract import Progress, silent
-from ponder.studies.board import Board, View
+from ponder.studies.board import Board, BoardView
 from ponder.studies.cell import one_training, run_cell
-from ponder.studies.spec import Cell, Job, find
+from ponder.studies.spec import Cell, Training, find
 from ponder.studies.store import Store
 from ponder.training.loop import Limits, Stop
 
@@ -38,7 +38,7 @@ PATIENCE = 3.0
 
 
 @dataclass(frozen=True)
-class Work:
+class Assignment:
     """What a worker is told."""
 
     labels: tuple[str, ...]
@@ -52,7 +52,7 @@ class Work:
     quiet: bool = True
 
 
-def attempt(work: Work) -> int:
+def attempt(work: Assignment) -> int:
     """Run a cell in this process (or these ranks). Returns the exit code; a failure is written down."""
     cell = one_training([find(label, work.scale) for label in work.labels])
     if work.key is not None and work.key != cell.key:
@@ -67,7 +67,7 @@ def attempt(work: Work) -> int:
         here.close()
 
 
-def _attempt(cell: Cell, work: Work, here: runtime.Runtime, ours: bool) -> int:
+def _attempt(cell: Cell, work: Assignment, here: runtime.Runtime, ours: bool) -> int:
     if not ours:
         return BUSY
     store = work.store
@@ -102,7 +102,7 @@ def end_with(parent: int) -> None:
 
 @dataclass
 class Worker:
-    job: Job
+    training: Training
     process: subprocess.Popen[bytes]
     log: IO[bytes]
     began: float
@@ -110,13 +110,13 @@ class Worker:
 
 @dataclass
 class Tally:
-    """How a run of the runner ended, in jobs."""
+    """How a run of the runner ended, in trainings."""
 
-    done: list[Job] = field(default_factory=list)
+    done: list[Training] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     """Label -> error."""
-    elsewhere: list[Job] = field(default_factory=list)
-    stopped: list[Job] = field(default_factory=list)
+    elsewhere: list[Training] = field(default_factory=list)
+    stopped: list[Training] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -130,12 +130,14 @@ class Runner:
     max_seconds: float | None = None
     command: tuple[str, ...] = (sys.executable, "-m", "ponder", "study", "cell")
 
-    def run(self, jobs: Sequence[Job], view: View, hopeless: Mapping[str, str] = MappingProxyType({})) -> Tally:
+    def run(
+        self, trainings: Sequence[Training], view: BoardView, hopeless: Mapping[str, str] = MappingProxyType({})
+    ) -> Tally:
         """Run what is not done yet. A failure does not stop the rest; a signal or the time limit stops it, saved.
         `hopeless`: key -> why a cell cannot be run."""
         stop, began = Stop(), time.monotonic()
-        tally, board = Tally(), Board(jobs, self.store, self.workers)
-        waiting = [job for job in jobs if not self.done(job)]
+        tally, board = Tally(), Board(trainings, self.store, self.workers)
+        waiting = [training for training in trainings if not self.done(training)]
         running: dict[int, Worker] = {}
 
         def ask(*_: object) -> None:
@@ -145,9 +147,9 @@ class Runner:
         told = False
         try:
             view.begin(board)
-            for job in [job for job in waiting if job.key in hopeless]:
-                waiting.remove(job)
-                self._failed(job, hopeless[job.key], tally, board, view)
+            for training in [training for training in waiting if training.key in hopeless]:
+                waiting.remove(training)
+                self._failed(training, hopeless[training.key], tally, board, view)
             again = True
             while waiting or running:
                 for slot in [s for s, w in running.items() if w.process.poll() is not None]:
@@ -161,16 +163,16 @@ class Runner:
                     tally.stopped += waiting
                     waiting = []
                 while waiting and len(running) < self.workers:
-                    job = waiting.pop(0)
-                    if self.done(job):  # by another runner, meanwhile
-                        self._finished(job, tally, board, view)
-                    elif holder(self.store.lock(job.key)) is not None:
-                        tally.elsewhere.append(job)
-                        board.set(job, "running")
+                    training = waiting.pop(0)
+                    if self.done(training):  # by another runner, meanwhile
+                        self._finished(training, tally, board, view)
+                    elif holder(self.store.lock(training.key)) is not None:
+                        tally.elsewhere.append(training)
+                        board.set(training, "running")
                     else:
                         slot = next(i for i in range(self.workers) if i not in running)
-                        running[slot] = self._start(job, slot)
-                        board.started(job)
+                        running[slot] = self._start(training, slot)
+                        board.started(training)
                 if not waiting and not running and not told and again:
                     again, waiting, tally.elsewhere = False, tally.elsewhere, []  # a last look at what others had
                 view.show(board)
@@ -186,67 +188,69 @@ class Runner:
             view.close(board)
         return tally
 
-    def done(self, job: Job) -> bool:
-        return all(self.store.read(cell) is not None for cell in job.cells)
+    def done(self, training: Training) -> bool:
+        return all(self.store.read(cell) is not None for cell in training.cells)
 
-    def _start(self, job: Job, slot: int) -> Worker:
-        command = [*self.command, *job.labels, "--scale", self.scale]
-        command += ["--key", job.key, "--parent", str(os.getpid()), "--device", self.device, "--quiet"]
+    def _start(self, training: Training, slot: int) -> Worker:
+        command = [*self.command, *training.labels, "--scale", self.scale]
+        command += ["--key", training.key, "--parent", str(os.getpid()), "--device", self.device, "--quiet"]
         command += ["--results", str(self.store.root), "--runs", str(self.store.runs), "--data-dir", str(self.data_dir)]
-        log = self.store.log(job.key)
+        log = self.store.log(training.key)
         log.parent.mkdir(parents=True, exist_ok=True)
         handle = log.open("ab")
         # A session of its own: Ctrl-C reaches the runner alone, which then asks its workers.
         process = subprocess.Popen(
             command,
-            env={**os.environ, **worker_environment(job.cells[0].threads, slot, self.gpus)},
+            env={**os.environ, **worker_environment(training.cells[0].threads, slot, self.gpus)},
             stdin=subprocess.DEVNULL,
             stdout=handle,
             stderr=handle,
             start_new_session=True,
         )
-        return Worker(job, process, handle, time.monotonic())
+        return Worker(training, process, handle, time.monotonic())
 
-    def _ended(self, worker: Worker, tally: Tally, board: Board, view: View, told: bool) -> None:
+    def _ended(self, worker: Worker, tally: Tally, board: Board, view: BoardView, told: bool) -> None:
         worker.log.close()
-        job, code = worker.job, worker.process.returncode
-        board.ended(job)
-        if self.done(job):
-            self._finished(job, tally, board, view, time.monotonic() - worker.began)
+        training, code = worker.training, worker.process.returncode
+        board.ended(training)
+        if self.done(training):
+            self._finished(training, tally, board, view, time.monotonic() - worker.began)
         elif code == BUSY:
-            tally.elsewhere.append(job)
-            board.set(job, "running")
+            tally.elsewhere.append(training)
+            board.set(training, "running")
         elif code == UNFINISHED or told:
-            tally.stopped.append(job)
-            board.set(job, "left")
+            tally.stopped.append(training)
+            board.set(training, "left")
         else:
-            error = self.store.failed(job.cells[0])
+            error = self.store.failed(training.cells[0])
             if error is None:
                 how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
-                error = f"its process {how}; see {self.store.log(job.key)}"
-            self._failed(job, error, tally, board, view)
+                error = f"its process {how}; see {self.store.log(training.key)}"
+            self._failed(training, error, tally, board, view)
 
-    def _failed(self, job: Job, error: str, tally: Tally, board: Board, view: View) -> None:
-        self.store.fail(job.key, error)
-        tally.failed[job.labels[0]] = error
-        board.set(job, "failed")
-        view.failed(job, error, board)
+    def _failed(self, training: Training, error: str, tally: Tally, board: Board, view: BoardView) -> None:
+        self.store.fail(training.key, error)
+        tally.failed[training.labels[0]] = error
+        board.set(training, "failed")
+        view.failed(training, error, board)
 
-    def _finished(self, job: Job, tally: Tally, board: Board, view: View, seconds: float | None = None) -> None:
-        tally.done.append(job)
-        board.set(job, "done")
-        board.clock.learn(job.cells[0])
-        view.done(job, seconds, board)
+    def _finished(
+        self, training: Training, tally: Tally, board: Board, view: BoardView, seconds: float | None = None
+    ) -> None:
+        tally.done.append(training)
+        board.set(training, "done")
+        board.durations.learn(training.cells[0])
+        view.done(training, seconds, board)
 
 
-def build_data(jobs: Sequence[Job], data_dir: Path, progress: Progress = silent) -> dict[str, str]:
+def build_data(trainings: Sequence[Training], data_dir: Path, progress: Progress = silent) -> dict[str, str]:
     """Build each dataset once, before the workers want it. Returns key -> error where it cannot be had."""
-    paths = {job.key: data.folder_for(data_dir, job.cells[0].config.data) for job in jobs}
+    paths = {training.key: data.folder_for(data_dir, training.cells[0].config.data) for training in trainings}
     errors: dict[Path, str] = {}
-    for path, job in {paths[job.key]: job for job in jobs}.items():
+    for path, training in {paths[training.key]: training for training in trainings}.items():
         with locked(data_dir / f".{path.name}.lock", patience=float("inf")):
             try:
-                data.build(job.cells[0].config.data, data_dir, data.default_workers(), progress)
+                data.build(training.cells[0].config.data, data_dir, data.default_workers(), progress)
             except Exception as error:  # one dataset that cannot be had does not stop the studies of others
                 errors[path] = f"dataset: {(str(error).splitlines() or [type(error).__name__])[0]}"
     return {key: errors[path] for key, path in paths.items() if path in errors}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ponder.base.errors import UserError, needs_extra, unknown
-from ponder.studies.run import Work, attempt, build_data
-from ponder.studies.spec import Job
+from ponder.studies.run import Assignment, attempt, build_data
+from ponder.studies.spec import Training
 from ponder.studies.store import Store
 
 PARAMETERS = {
@@ -29,7 +29,7 @@ REQUEUES = 10_000
 class SlurmCell:
     """What a job does. A job that runs into its time limit is queued again and goes on from its last checkpoint."""
 
-    work: Work
+    work: Assignment
 
     def __call__(self) -> int:
         from submitit import JobEnvironment
@@ -71,7 +71,7 @@ def parse(text: str) -> tuple[str, dict[str, Any]]:
     return cluster, out
 
 
-def submit(jobs: Sequence[Job], text: str, scale: str, store: Store, data_dir: Path) -> list[Any]:
+def submit(jobs: Sequence[Training], text: str, scale: str, store: Store, data_dir: Path) -> list[Any]:
     """Submit what is neither done nor running; returns submitit's jobs. Data is built here, on the shared disk."""
     cluster, parameters = parse(text)
     try:
@@ -91,7 +91,7 @@ def submit(jobs: Sequence[Job], text: str, scale: str, store: Store, data_dir: P
     root = Store(store.root.resolve(), store.runs.resolve())
     with executor.batch():
         out = [
-            executor.submit(SlurmCell(Work(tuple(job.labels), scale, root, data_dir.resolve(), key=job.key)))
+            executor.submit(SlurmCell(Assignment(tuple(job.labels), scale, root, data_dir.resolve(), key=job.key)))
             for job in todo
             if job.key not in hopeless
         ]

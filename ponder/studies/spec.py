@@ -1,7 +1,8 @@
 """Studies: a question, variants that each change one declared factor, and the cells (one training each) they come to.
 
 A study is `studies/NAME.yaml`, here or in the working directory; the tasks that studies share, with their sizes, are in
-`studies/_tasks.yaml`. A cell's key is that of its configuration, so that what several studies need is trained once.
+`_tasks.yaml` of the same two folders. A cell's key is that of its configuration, so that what several studies need is
+trained once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from pydantic import Field
 from ponder.base.errors import UserError, unknown
 from ponder.config.resolve import Config, differences, merge, read_yaml, resolve
 from ponder.config.schema import Frozen, parse
+from ponder.domains.registry import find as find_domain
 
 STUDIES = Path(__file__).parent
 OWN = Path("studies")
@@ -43,23 +45,15 @@ SMOKE: Settings = {
     "eval.batch": 16,
 }
 SMOKE_STEPS = 6
-SMOKE_DATA: dict[str, dict[str, Any]] = {
-    "arithmetic": {"train": 200, "val": 16, "eval_size": 16},
-    "life": {"configurations": 300, "val": 16, "eval_size": 16},
-    "maze": {"train": 100, "val": 16, "test": 16},
-    "sudoku": {"train": 200, "val": 16, "test": 16},
-    "arc1": {"tasks": 4, "augmentations": 1, "val_tasks": 1},
-    "arc2": {"tasks": 4, "augmentations": 1, "val_tasks": 1},
-}
 
 
-class Task(Frozen):
+class StudyTask(Frozen):
     preset: str
     model: str | None = Field(None, description="model preset put on top, unless the variant names one")
     set: Settings = Field({}, description="held fixed for all variants")
 
 
-class StudyTask(Frozen):
+class ChangedTask(Frozen):
     """A task of a study; in YAML just its name where nothing is changed."""
 
     task: str
@@ -75,7 +69,7 @@ class After(Frozen):
 
 
 class Scale(Frozen):
-    tasks: tuple[str | StudyTask, ...] = Field(min_length=1)
+    tasks: tuple[str | ChangedTask, ...] = Field(min_length=1)
     seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(min_length=1)
     threads: int = Field(1, ge=1, description="of one cell; part of the study because results depend on it")
     after: After | None = Field(None, description="instead of the study's")
@@ -163,18 +157,18 @@ class Study(Frozen):
             for variant, config in variants.items()
         ]
 
-    def _tasks(self, scale: str) -> dict[str, Task]:
+    def _tasks(self, scale: str) -> dict[str, StudyTask]:
         """The study's tasks, each with what the study changes in it."""
         known, out = load_tasks("paper" if scale == "paper" else "mini"), {}
         for entry in self.scale(scale).tasks:
-            named = StudyTask(task=entry) if isinstance(entry, str) else entry
+            named = ChangedTask(task=entry) if isinstance(entry, str) else entry
             if named.task not in known:
                 raise unknown(f"task in study {self.name}", named.task, known)
             task = known[named.task]
             out[named.task] = task.model_copy(update={"set": merge(nested(task.set), nested(named.set))})
         return out
 
-    def _configs(self, name: str, task: Task, scale: str) -> dict[str, Config]:
+    def _configs(self, name: str, task: StudyTask, scale: str) -> dict[str, Config]:
         """Variant -> configuration on one task. Refuses a variant that is not what the study declares."""
         configs = {}
         for variant in self.variants:
@@ -203,7 +197,7 @@ class Study(Frozen):
     def _declared(self, key: str) -> bool:
         return any(key == f or key.startswith(f"{f}.") for f in self.factor)
 
-    def _config(self, variant: str, task: Task, scale: str) -> Config:
+    def _config(self, variant: str, task: StudyTask, scale: str) -> Config:
         lineage = self.lineage(variant)
         model = next((v.model for v in reversed(lineage) if v.model is not None), task.model)
         layers = [task.set]
@@ -234,15 +228,9 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
-def _smoke(task: Task) -> Settings:
+def _smoke(task: StudyTask) -> Settings:
     """What shrinks a task to seconds; a variant's own settings go on top."""
-    domain = resolve(task.preset).data.domain
-    if domain == "joint":
-        parts = ("arithmetic", "life", "maze", "sudoku")
-        small = {f"data.parts.{part}.{k}": v for part in parts for k, v in SMOKE_DATA[part].items()}
-    else:
-        small = {f"data.{k}": v for k, v in SMOKE_DATA[domain].items()}
-    return {**SMOKE, **small}
+    return {**SMOKE, "data": find_domain(resolve(task.preset).data.domain).smoke}
 
 
 def _shallow(after: After) -> After:
@@ -257,6 +245,15 @@ def _files() -> dict[str, Path]:
     shipped, own = ({p.stem: p for p in f.glob("*.yaml") if not p.name.startswith("_")} for f in (STUDIES, OWN))
     if both := sorted({*shipped} & {*own}):
         raise UserError(f"{own[both[0]]} has the name of a study that comes with ponder: rename it")
+    return {**shipped, **own}
+
+
+def shared(file: str) -> dict[str, Any]:
+    """What `_tasks.yaml` or `_scores.yaml` has for all studies, with what the working directory's own adds."""
+    shipped = read_yaml(STUDIES / file)
+    own = read_yaml(OWN / file) if (OWN / file).is_file() else {}
+    if both := sorted({*shipped} & {*own}):
+        raise UserError(f"{OWN / file} has {both[0]!r}, a name that comes with ponder: rename it")
     return {**shipped, **own}
 
 
@@ -285,10 +282,11 @@ def load_all(wanted: Sequence[str], scale: str = "mini") -> list[Study]:
     return list({study.name: study for study in listed}.values())
 
 
-def load_tasks(scale: Literal["mini", "paper"]) -> dict[str, Task]:
+def load_tasks(scale: Literal["mini", "paper"]) -> dict[str, StudyTask]:
     """The shared tasks that exist at this scale."""
-    said = read_yaml(STUDIES / TASKS)
-    return {name: parse(Task, each[scale], f"{TASKS} {name}") for name, each in said.items() if scale in each}
+    return {
+        name: parse(StudyTask, each[scale], f"{TASKS} {name}") for name, each in shared(TASKS).items() if scale in each
+    }
 
 
 def find(label: str, scale: str) -> Cell:
@@ -304,7 +302,7 @@ def find(label: str, scale: str) -> Cell:
 
 
 @dataclass(frozen=True)
-class Job:
+class Training:
     """One training, and the cells (of one or several studies) that want it."""
 
     key: str
@@ -315,7 +313,7 @@ class Job:
         return [cell.label for cell in self.cells]
 
 
-def plan(cells: Iterable[Cell]) -> list[Job]:
+def plan(cells: Iterable[Cell]) -> list[Training]:
     """Cells of one key together. Seeds outermost: first seeds of all studies in the given order, then the second."""
     grouped: dict[str, list[Cell]] = {}
     rank: dict[str, int] = {}
@@ -326,7 +324,7 @@ def plan(cells: Iterable[Cell]) -> list[Job]:
             seeds.append(cell.seed)
         grouped.setdefault(cell.key, []).append(cell)
         rank[cell.key] = min(rank.get(cell.key, len(seeds)), seeds.index(cell.seed))
-    return [Job(key, tuple(grouped[key])) for key in sorted(grouped, key=rank.__getitem__)]
+    return [Training(key, tuple(grouped[key])) for key in sorted(grouped, key=rank.__getitem__)]
 
 
 def chosen(cells: Iterable[Cell], patterns: Sequence[str]) -> list[Cell]:

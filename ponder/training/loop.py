@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -21,6 +23,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime, carry_dtype, compile_for, matmul_peak, precision_for
 from ponder.config.resolve import Config
 from ponder.data import Dataset
+from ponder.domains.contract import Domain, Source
 from ponder.evaluation.records import Settings, final_scores, run_split
 from ponder.model import cost, halting, losses
 from ponder.model.layers import compile_blocks
@@ -80,6 +83,10 @@ class Speed:
         self.at, self.update = now, row["update"]
 
 
+LATE = float(2**20)
+"""The wish of a rank whose time is up: more than all ranks together can wish because of a signal."""
+
+
 class Stop:
     """Set by a signal; looked at between updates."""
 
@@ -130,7 +137,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
             target = losses.continue_target(following.q_halt, following.q_continue, last)
     loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
     (loss.total / config.train.batch).backward()
-    slots.carry = carry
+    slots.carry, slots.known = carry, None
     slots.done = halted(step, last, depth.steps, config)
     done = slots.done
     sums = {
@@ -162,6 +169,71 @@ def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:
     return (halting.halts(step) & (~explore | (step.carry.steps >= minimum))) | last
 
 
+# One update -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the micro-steps of one update came to; the gradients themselves are in the weights' flat tensor."""
+
+    moments: list[Moment]
+    norm: float
+    """Of the gradient, before clipping."""
+    sums: dict[str, float]
+    stopping: float
+    """The reasons to stop, as ranks gave them before this update; 0 where nobody had one."""
+
+
+def gather_gradients(
+    run: Run,
+    source: Source,
+    depth: Depth,
+    pool: ThreadPoolExecutor | None,
+    runtime: Runtime,
+    precision: str,
+    stopping: float = 0.0,
+) -> Gathered:
+    """A micro-step for each accumulation step. The host waits for the device once, to read what all of them came to."""
+    config = run.config
+    run.weights.grad.zero_()
+    moments = []
+    for micro in range(config.train.accumulate):
+        slots = run.slots[micro % len(run.slots)]
+        refill(slots, run.model, source, config, pool)
+        moments.append(micro_step(slots, run.model, config, depth, runtime, precision))
+    runtime.sum_([run.weights.grad])
+    norm = clip(run.weights.grad, config.train.clip)
+    names = list(moments[0].sums)
+    total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
+    total = torch.cat((total.new_full((1,), stopping), total))
+    runtime.sum_([total])
+    done = torch.cat([slots.done for slots in run.slots])
+    values = read(torch.cat((norm.float()[None], total, done.float())))
+    first = 2 + len(names)
+    for slots in run.slots:
+        slots.known = values[first : first + len(slots.ids)] > 0
+        first += len(slots.ids)
+    sums = dict(zip(names, values[2:].tolist(), strict=False))
+    return Gathered(moments, float(values[0]), sums, float(values[1]))
+
+
+def read(values: Tensor) -> npt.NDArray[np.float32]:
+    """The one place of an update where the host waits for the device (tests/training/test_syncs.py)."""
+    out: npt.NDArray[np.float32] = values.cpu().numpy()
+    return out
+
+
+def apply_gradients(run: Run, gathered: Gathered, factor: float, runtime: Runtime) -> None:
+    train = run.config.train
+    run.optimiser.update(train.lr * factor)
+    run.update = run.optimiser.t
+    if train.table_lr > 0:
+        ids, grads = ([getattr(m, name) for m in gathered.moments] for name in ("task_ids", "row_grads"))
+        run.table.update(torch.cat(ids), torch.cat(grads), train.table_lr * factor, run.update, runtime)
+    if run.average is not None:
+        run.average.update(run.weights)
+
+
 # The whole of it ------------------------------------------------------------------------------------------------------
 
 
@@ -173,20 +245,8 @@ def train(
     domain, source = dataset.domain, dataset.source("train")
     updates = total_updates(config, len(source))
     precision = precision_for(config.train.precision, runtime.device)
-
-    # Model and optimisers
-    torch.manual_seed(config.seed)
-    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).to(runtime.device).train()
-    weights = Weights(model)
-    run = Run(
-        config=config,
-        model=model,
-        weights=weights,
-        optimiser=AdamAtan2(weights, config.train),
-        average=Average(weights, config.train.ema) if config.train.ema is not None else None,
-        table=PuzzleTable(model, config.train),
-        slots=make_slots(config, model, domain.seq_len, runtime, carry_dtype(precision)),
-    )
+    run = new_run(config, domain, runtime, carry_dtype(precision))
+    model = run.model
     schedule = Schedule(updates, config.train.warmup, config.train.lr_min_ratio, config.train.schedule)
     if compile_for(config.train.compile, runtime.device):
         compile_blocks(model)
@@ -207,37 +267,19 @@ def train(
     view.begin(config, updates, run.update)
 
     pool = ThreadPoolExecutor(config.train.data_workers) if config.train.data_workers > 0 else None
-    started_at, spent_before = run.update, run.seconds
+    started_at, spent_before, stopping = run.update, run.seconds, 0.0
     outcome = None
     while outcome is None:
-        # One update: a micro-step for each accumulation step, then the optimisers
         if run.update < updates:
             update_began = time.perf_counter()
             depth = Depth.at(config, run.update, updates)
-            weights.grad.zero_()
-            moments = []
-            for micro in range(config.train.accumulate):
-                slots = run.slots[micro % len(run.slots)]
-                refill(slots, model, source, config, pool)
-                moments.append(micro_step(slots, model, config, depth, runtime, precision))
-            runtime.sum_([weights.grad])
-            norm = float(clip(weights.grad, config.train.clip))
-            sums = _summed(moments, runtime)
+            wish = _wish(limits, time.perf_counter() - began, stop)
+            gathered = gather_gradients(run, source, depth, pool, runtime, precision, wish)
+            norm, sums = gathered.norm, gathered.sums
             if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
                 raise UserError(_not_finite(run.update, norm, sums, checkpoints))
             factor = schedule(run.update)
-            run.optimiser.update(config.train.lr * factor)
-            run.update = run.optimiser.t
-            if config.train.table_lr > 0:
-                run.table.update(
-                    torch.cat([m.task_ids for m in moments]),
-                    torch.cat([m.row_grads for m in moments]),
-                    config.train.table_lr * factor,
-                    run.update,
-                    runtime,
-                )
-            if run.average is not None:
-                run.average.update(weights)
+            apply_gradients(run, gathered, factor, runtime)
             now = time.perf_counter()
             run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - update_began
             window = run.window or {}
@@ -245,8 +287,9 @@ def train(
             run.window = {k: window.get(k, 0.0) + v for k, v in sums.items()}
             run.window["grad_norm_max"] = max(window.get("grad_norm_max", 0.0), norm)
 
-        # Log, evaluate, save: in this order, so that a checkpoint covers all rows up to its update
-        outcome = _ending(run, updates, limits, started_at, time.perf_counter() - began, stop, runtime)
+            # Log, evaluate, save: in this order, so that a checkpoint covers all rows up to its update
+            stopping = gathered.stopping if runtime.world > 1 else _wish(limits, now - began, stop)
+        outcome = _ending(run, updates, limits, started_at, stopping)
         if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
             row = _log_row(run, config, factor)
             speed.add_to(row)
@@ -273,6 +316,21 @@ def train(
     return outcome
 
 
+def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype) -> Run:
+    torch.manual_seed(config.seed)
+    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).to(runtime.device).train()
+    weights = Weights(model)
+    return Run(
+        config=config,
+        model=model,
+        weights=weights,
+        optimiser=AdamAtan2(weights, config.train),
+        average=Average(weights, config.train.ema) if config.train.ema is not None else None,
+        table=PuzzleTable(model, config.train),
+        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
+    )
+
+
 def total_updates(config: Config, examples: int) -> int:
     if config.train.updates is not None:
         return config.train.updates
@@ -280,29 +338,21 @@ def total_updates(config: Config, examples: int) -> int:
     return math.ceil(config.train.epochs * examples / config.train.batch)
 
 
-def _summed(moments: list[Moment], runtime: Runtime) -> dict[str, float]:
-    names = list(moments[0].sums)
-    total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
-    runtime.sum_([total])
-    return dict(zip(names, total.tolist(), strict=True))
+def _wish(limits: Limits, seconds: float, stop: Stop) -> float:
+    """Whether this rank would stop: LATE, or 1 where a signal asked for it. Ranks add their wishes up in an update."""
+    return LATE if limits.seconds is not None and seconds >= limits.seconds else float(stop.asked)
 
 
-def _ending(
-    run: Run, updates: int, limits: Limits, started_at: int, seconds: float, stop: Stop, runtime: Runtime
-) -> Outcome | None:
-    """Whether to stop after this update, agreed between ranks."""
-    reason = ""
+def _ending(run: Run, updates: int, limits: Limits, started_at: int, stopping: float) -> Outcome | None:
+    """Whether to stop after this update: a matter of what all ranks know."""
     if run.update >= updates:
         return Outcome(True, run.update, updates, "finished")
     if limits.updates is not None and run.update - started_at >= limits.updates:
-        reason = f"--max-updates {limits.updates}"
-    elif limits.seconds is not None and seconds >= limits.seconds:
-        reason = f"--max-seconds {limits.seconds:g}"
-    elif stop.asked:
-        reason = "interrupted"
-    if runtime.world > 1:
-        reason = next((r for r in runtime.gather_objects(reason) if r), "")
-    return Outcome(False, run.update, updates, reason) if reason else None
+        return Outcome(False, run.update, updates, f"--max-updates {limits.updates}")
+    if stopping == 0:
+        return None
+    late = stopping >= LATE and limits.seconds is not None
+    return Outcome(False, run.update, updates, f"--max-seconds {limits.seconds:g}" if late else "interrupted")
 
 
 def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:

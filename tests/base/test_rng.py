@@ -1,11 +1,14 @@
 """Random numbers that are functions: their statistics, and that order of calls means nothing."""
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ponder.base import rng
+
+pytestmark = pytest.mark.numeric
 
 
 def keys(count: int, seed: int = 0) -> torch.Tensor:

@@ -1,5 +1,7 @@
 """Configuration: every preset resolves, and mistakes are named."""
 
+from pathlib import Path
+
 import pytest
 
 from ponder.base.errors import UserError
@@ -11,7 +13,7 @@ from ponder.config.resolve import from_flat, parse_overrides, resolve
 def test_every_preset_resolves_with_every_model(preset: str) -> None:
     for model in [None, *(m for m in configuration.model_names() if not m.endswith("-mini"))]:
         config = resolve(preset, model)
-        assert config.model.name == (model or "ponder")
+        assert model is None or config.model.name == model
         assert from_flat(config.flat()) == config
 
 
@@ -76,3 +78,31 @@ def test_unknown_preset_and_model_name_the_nearest() -> None:
         resolve("sudoku-mimi")
     with pytest.raises(UserError, match="did you mean 'hrm'"):
         resolve("sudoku-mini", "hmr")
+
+
+def test_a_recipe_is_what_the_plain_preset_trains(tmp_path: Path) -> None:
+    """On top of the preset that has it and of its model's own values; beneath what a preset extends it with, and out of
+    the way of another model."""
+    base = tmp_path / "base.yaml"
+    base.write_text(
+        "extends: maze-mini\nmodel: {width: 32}\ntrain: {updates: 7, lr: 0.5}\n"
+        "recipe: {model: ponder-short, train: {updates: 9}}\n",
+        encoding="utf-8",
+    )
+    plain, other = resolve(str(base)), resolve(str(base), "hrm")
+    assert (plain.model.name, plain.model.h_cycles, plain.model.width) == ("ponder-short", 2, 32)
+    assert (plain.train.updates, plain.train.lr, plain.train.explore) == (9, 0.5, 1.0)
+    assert (other.model.name, other.train.updates, other.train.lr) == ("hrm", 7, 0.5)
+    assert resolve(str(base), None, {"train": {"updates": 3}}).train.updates == 3
+
+    child = tmp_path / "child.yaml"
+    child.write_text("extends: sudoku-mini\ntrain: {updates: 11}\nmodel: {max_steps: 5}\n", encoding="utf-8")
+    parent, extended = resolve("sudoku-mini"), resolve(str(child))
+    assert (extended.train.updates, extended.model.max_steps) == (11, 5) != (parent.train.updates, 8)
+    assert (extended.model.name, extended.train.lr) == (parent.model.name, parent.train.lr)
+
+
+def test_the_recipe_of_a_preset_is_that_of_its_about_line() -> None:
+    """`ponder train PRESET`, nothing added, trains what README reports: no mini preset speaks of a --model."""
+    for name in configuration.preset_names():
+        assert "--model" not in resolve(name).about, name

@@ -38,7 +38,9 @@ from ponder.evaluation.records import (
     save_records,
     summarise,
 )
-from ponder.evaluation.run import Asked, default_folder, ood_means, run
+from ponder.evaluation.run import ood_means, run
+from ponder.evaluation.schema import SplitResult, read_eval
+from ponder.evaluation.subject import EvalRequest, default_folder
 from ponder.inference.engine import Engine, Full, Seen
 from ponder.inference.weights import open_weights
 from ponder.model.published import write_folder as write_imported
@@ -123,6 +125,7 @@ def mostly(sure: list[Said]) -> bool:
 # Counting -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     ("preset", "size", "batch", "halting"),
     [("sudoku-mini", 23, 7, "halt+continue"), ("sudoku-mini", 5, 16, "halt"), ("arithmetic-mini", 17, 6, "halt")],
@@ -172,6 +175,7 @@ def agree_where_sure(a: Records, b: Records, sure: list[Said]) -> None:
         assert (np.abs(a.confidence[:, step] - b.confidence[:, step]) <= said.reach.numpy()).all()
 
 
+@pytest.mark.numeric
 def test_another_batch_size_changes_nothing(dataset: Dataset) -> None:
     model = made_model(tiny()).eval()
     batch = dataset.source("train").fetch(np.arange(300), np.zeros(300, np.int64))
@@ -228,8 +232,9 @@ def random_records(n: int = 60, steps: int = 6, seed: int = 0) -> Records:
 
 def test_ways_to_answer_against_brute_force() -> None:
     r = random_records()
-    said = summarise(r, budget=4, head=True)
-    for end, steps in (("to_budget", 4), ("to_end", 6)):
+    summary = summarise(r, budget=4, head=True)
+    assert summary.to_budget is not None
+    for end, steps in ((summary.to_budget, 4), (summary.to_end, 6)):
         for m in ("exact", "valid", "token"):
             rows = [row[:steps].tolist() for row in getattr(r, m)]
             q = [row[:steps].tolist() for row in r.confidence]
@@ -237,19 +242,20 @@ def test_ways_to_answer_against_brute_force() -> None:
             at = [row.index(True) if True in row else steps - 1 for row in halts]
             confident = [row[qs.index(max(qs))] for row, qs in zip(rows, q, strict=True)]
             by_step = [sum(row[s] for row in rows) / 60 for s in range(steps)]
-            assert said[end]["final"][m]["value"] == pytest.approx(by_step[-1])
-            assert said[end]["best_full"][m]["value"] == pytest.approx(sum(confident) / 60)
-            assert said[end]["best_step"][m]["value"] == pytest.approx(max(by_step))
-            assert said[end]["best_step"][m]["step"] == by_step.index(max(by_step)) + 1
-            assert said["steps"][m]["value"][:steps] == pytest.approx(by_step)
-            halting = said[end]["halting"]
-            assert halting[m]["value"] == pytest.approx(sum(row[i] for row, i in zip(rows, at, strict=True)) / 60)
-            assert halting["mean_step"] == pytest.approx(sum(at) / 60 + 1)
-            assert halting["halted"] == pytest.approx(sum(True in row for row in halts) / 60)
+            assert getattr(end.final, m).value == pytest.approx(by_step[-1])
+            assert getattr(end.best_full, m).value == pytest.approx(sum(confident) / 60)
+            assert getattr(end.best_step, m).value == pytest.approx(max(by_step))
+            assert getattr(end.best_step, m).step == by_step.index(max(by_step)) + 1
+            assert getattr(summary.steps, m).value[:steps] == pytest.approx(by_step)
+            assert end.halting is not None
+            stopped = sum(row[i] for row, i in zip(rows, at, strict=True)) / 60
+            assert getattr(end.halting, m).value == pytest.approx(stopped)
+            assert end.halting.mean_step == pytest.approx(sum(at) / 60 + 1)
+            assert end.halting.halted == pytest.approx(sum(True in row for row in halts) / 60)
             if m != "token":
-                assert said[end]["any_step"][m]["value"] == pytest.approx(sum(any(row) for row in rows) / 60)
-    assert "to_budget" not in summarise(r, budget=7, head=False)
-    assert summarise(r, budget=7, head=False)["to_end"]["halting"] is None
+                assert getattr(end.any_step, m).value == pytest.approx(sum(any(row) for row in rows) / 60)
+    assert summarise(r, budget=7, head=False).to_budget is None
+    assert summarise(r, budget=7, head=False).to_end.halting is None
 
 
 def test_wilson_by_hand() -> None:
@@ -268,19 +274,19 @@ def test_auroc_and_calibration_against_brute_force() -> None:
     assert 0.6 < np.mean(pairs) < 0.95 and len(set(q.tolist())) < len(q) / 2
     assert auroc(q, right) == pytest.approx(np.mean(pairs))
     assert auroc(q, np.ones(len(q), bool)) is None
-    said = calibration(q, right)
+    found = calibration(q, right)
     p = [1 / (1 + np.exp(-float(x))) for x in q]
-    assert said["brier"] == pytest.approx(np.mean([(a - b) ** 2 for a, b in zip(p, right, strict=True)]))
+    assert found.brier == pytest.approx(np.mean([(a - b) ** 2 for a, b in zip(p, right, strict=True)]))
     error = 0.0
     for number in range(10):
         inside = [i for i, x in enumerate(p) if number / 10 <= x < (number + 1) / 10]
-        found = said["bins"][number]
-        assert found["n"] == len(inside)
+        part = found.bins[number]
+        assert part.n == len(inside)
         if inside:
             accuracy, confidence = np.mean(right[inside]), np.mean([p[i] for i in inside])
-            assert (found["accuracy"], found["confidence"]) == (pytest.approx(accuracy), pytest.approx(confidence))
+            assert part.accuracy == pytest.approx(accuracy) and part.confidence == pytest.approx(confidence)
             error += len(inside) / len(p) * abs(accuracy - confidence)
-    assert said["ece"] == pytest.approx(error)
+    assert found.ece == pytest.approx(error)
 
 
 def _first_step(model: Reasoner) -> tuple[Seen, Bools]:
@@ -291,8 +297,8 @@ def _first_step(model: Reasoner) -> tuple[Seen, Bools]:
 
 
 def test_a_sure_or_diverged_head_is_still_counted() -> None:
-    said = calibration(np.array([np.inf, -np.inf, 800.0, -800.0]), np.array([True, False, True, False]))
-    assert said["brier"] == 0 and said["auroc"] == 1 and said["bins"][9]["n"] == 2
+    sure = calibration(np.array([np.inf, -np.inf, 800.0, -800.0]), np.array([True, False, True, False]))
+    assert sure.brier == 0 and sure.auroc == 1 and sure.bins[9].n == 2
     model = made_model(tiny())
     assert model.q_head is not None
     model.q_head.bias.fill_(torch.nan)
@@ -313,25 +319,28 @@ def test_records_survive_the_disk(tmp_path: Path) -> None:
     assert np.array_equal(load_records(tmp_path / "old.npz").confidence, r.confidence)
 
 
+def split_score(records: Records) -> SplitResult:
+    return SplitResult(**dict(summarise(records, 4, True)), role="ood")
+
+
 def test_ood_mean_is_unweighted_and_over_all_ood_splits() -> None:
     domain = resolve("life-mini").data.make()
     sizes = {"val": 10, "in_range": 20, "plus_1": 30, "plus_2": 60, "plus_3": 90, "plus_10": 15, "unseen": 45}
-    scores = {s: summarise(random_records(n, seed=n), 4, True) for s, n in sizes.items()}
-    said = ood_means(scores, domain)["ood_mean"]
+    scores = {s: split_score(random_records(n, seed=n)) for s, n in sizes.items()}
+    mean = ood_means(scores, domain)["ood_mean"]
     ood = ("plus_1", "plus_2", "plus_3", "plus_10", "unseen")
-    for end in ("to_budget", "to_end"):
+    for number in (0, 1):
         for way in ("final", "best_full", "any_step"):
-            each = [scores[s][end][way]["exact"]["value"] for s in ood]
-            assert said[end][way]["exact"]["value"] == pytest.approx(sum(each) / 5)
-    assert said["n"] == 240 and tuple(said["splits"]) == ood
-    final = said["to_budget"]["final"]["exact"]
-    widths = [scores[s]["to_budget"]["final"]["exact"] for s in ood]
-    assert final["low"] < final["value"] < final["high"]
-    assert final["high"] - final["low"] < min(w["high"] - w["low"] for w in widths)
+            each = [getattr(scores[s].ends[number], way).exact.value for s in ood]
+            assert getattr(mean.ends[number], way).exact.value == pytest.approx(sum(each) / 5)
+    assert mean.n == 240 and mean.splits == ood and mean.ends[0].halting is None
+    final, widths = mean.ends[0].final.exact, [scores[s].ends[0].final.exact for s in ood]
+    assert final.low < final.value < final.high
+    assert final.high - final.low < min(w.high - w.low for w in widths)
     del scores["plus_10"]
     assert ood_means(scores, domain) == {}
     joint = resolve("joint-mini").data.make()
-    every = {s: summarise(random_records(5), 4, True) for s in joint.splits}
+    every = {s: split_score(random_records(5)) for s in joint.splits}
     assert set(ood_means(every, joint)) == {"arithmetic.ood_mean", "life.ood_mean"}
 
 
@@ -354,8 +363,8 @@ def made(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.fixture(scope="session")
 def evaluated(made: dict[str, Path]) -> dict[str, Path]:
     return {
-        "a": run(Asked(str(made["a"]), data_dir=made["data"], weights="both", command="ponder eval a"), HERE),
-        "b": run(Asked(str(made["b"]), data_dir=made["data"], steps=4), HERE),
+        "a": run(EvalRequest(str(made["a"]), data_dir=made["data"], weights="both", command="ponder eval a"), HERE),
+        "b": run(EvalRequest(str(made["b"]), data_dir=made["data"], steps=4), HERE),
     }
 
 
@@ -377,7 +386,7 @@ def test_the_folder_can_be_audited(made: dict[str, Path], evaluated: dict[str, P
         for split, said in result["scores"][weights].items():
             records = load_records(folder / said["records"]["file"])
             assert records.n == said["n"] == said["of"] == {"val": 40, "test": 50}[split]
-            again = json.loads(json.dumps(summarise(records, 3, True)))
+            again = summarise(records, 3, True).as_data()
             assert again == {k: said[k] for k in again}
     assert result["scores"]["ema"]["test"]["to_budget"]["any_step"]["exact"]["value"] > 0.1
     assert (folder / "eval.png").stat().st_size > 10_000
@@ -388,12 +397,29 @@ def test_twice_is_the_same(made: dict[str, Path], evaluated: dict[str, Path], tm
     before = {p: p.read_bytes() for p in made["a"].glob("best/*")}
     states = torch.get_rng_state(), str(np.random.get_state())
     for _ in range(2):  # the second one replaces the first
-        assert run(Asked(str(made["a"]), data_dir=made["data"], weights="both", out=out), HERE) == out
+        assert run(EvalRequest(str(made["a"]), data_dir=made["data"], weights="both", out=out), HERE) == out
     assert torch.equal(states[0], torch.get_rng_state()) and states[1] == str(np.random.get_state())
-    assert {p: p.read_bytes() for p in made["a"].glob("best/*")} == before
+    assert before and {p: p.read_bytes() for p in made["a"].glob("best/*")} == before
     assert [p.name for p in tmp_path.iterdir()] == ["again"]
     a, b = (json.loads((f / "eval.json").read_text(encoding="utf-8")) for f in (evaluated["a"], out))
     assert a["scores"] == b["scores"]
+
+
+def test_results_of_other_versions(evaluated: dict[str, Path], tmp_path: Path) -> None:
+    """What was written before there were versions is read; what will be written later is refused in a line."""
+    stored = json.loads((evaluated["a"] / "eval.json").read_text(encoding="utf-8"))
+    now, file = read_eval(evaluated["a"] / "eval.json"), tmp_path / "eval.json"
+    assert stored["version"] == now.version == 2 and stored == now.as_data()
+    absent = {"splits", "arc"}  # were left out where they say nothing
+    scores = {w: {s: {k: v for k, v in x.items() if k not in absent} for s, x in splits.items()}
+              for w, splits in stored["scores"].items()}  # fmt: skip
+    old = {k: v for k, v in stored.items() if k != "version"} | {"scores": scores}
+    file.write_text(json.dumps(old), encoding="utf-8")
+    assert read_eval(file) == now.model_copy(update={"version": 1})
+    for text, message in ((json.dumps({**stored, "version": 3}), "another version.*version"), ("{", "is damaged")):
+        file.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=f"{message}.*run `ponder eval` again"):
+            read_eval(file)
 
 
 def test_a_crash_leaves_the_earlier_evaluation(
@@ -401,12 +427,12 @@ def test_a_crash_leaves_the_earlier_evaluation(
 ) -> None:
     import ponder.evaluation.run
 
-    asked = Asked(str(made["a"]), data_dir=made["data"], steps=1, out=tmp_path / "e")
-    run(asked, HERE)
+    request = EvalRequest(str(made["a"]), data_dir=made["data"], steps=1, out=tmp_path / "e")
+    run(request, HERE)
     before = (tmp_path / "e/eval.json").read_bytes()
     monkeypatch.setattr(ponder.evaluation.run, "draw", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run(replace(asked, steps=2), HERE)
+        run(replace(request, steps=2), HERE)
     assert (tmp_path / "e/eval.json").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
 
 
@@ -425,10 +451,10 @@ def test_the_table_shows_what_was_measured(made: dict[str, Path], capsys: pytest
 
 
 def test_policies_go_through_the_same_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ponder.evaluation.compare
+    from ponder.commands import policies
 
     passed: list[list[str]] = []
-    monkeypatch.setattr(ponder.evaluation.compare, "main", passed.append)
+    monkeypatch.setattr(policies, "main", passed.append)
     assert ponder_main(["eval", "run", "--policy", "all", "--limit", "9"]) == 0
     assert ponder_main(["eval", "--policy=all", "run"]) == 0
     assert passed == [["run", "--limit", "9"], ["run"]]
@@ -441,7 +467,7 @@ def test_two_ranks_count_as_one(tmp_path: Path) -> None:
     built = data.build(config.data, tmp_path / "data")
     arrays = [np.load(built / f"test.{name}.npy") for name in ("inputs", "labels")]
     np.save(built / "test.labels.npy", with_right_answers(open_weights(folder).model, arrays[0], arrays[1], 2))
-    one = run(Asked(str(folder), data_dir=tmp_path / "data", splits=("test",), steps=3, batch=128), HERE)
+    one = run(EvalRequest(str(folder), data_dir=tmp_path / "data", splits=("test",), steps=3, batch=128), HERE)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -464,7 +490,7 @@ def test_a_dense_model_answers_once(data_dir: Path, dataset: Dataset, tmp_path: 
     sizes = {"width": 16, "heads": 2, "expansion": 1.0, "layers": 1}
     config = resolve("sudoku-mini", "dense", {"data": tiny().flat()["data"], "model": sizes})
     folder = made_run(config, tmp_path / "dense")
-    out = run(Asked(str(folder), data_dir=data_dir, steps=8), HERE)
+    out = run(EvalRequest(str(folder), data_dir=data_dir, steps=8), HERE)
     result = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert result["steps"] == 1 and "one pass" in result["protocol"]
     records = load_records(out / "records/ema-test.npz")
@@ -474,8 +500,10 @@ def test_a_dense_model_answers_once(data_dir: Path, dataset: Dataset, tmp_path: 
 
 def test_weights_are_named_for_what_they_are(data_dir: Path, dataset: Dataset, tmp_path: Path) -> None:
     def evaluated_weights(config: Config, folder: Path, weights: str) -> list[str]:
-        asked = Asked(str(folder), data_dir=data_dir, weights=weights, steps=1, splits=("val",), out=tmp_path / "out")
-        return list(json.loads((run(asked, HERE) / "eval.json").read_text(encoding="utf-8"))["weights"])
+        request = EvalRequest(
+            str(folder), data_dir=data_dir, weights=weights, steps=1, splits=("val",), out=tmp_path / "out"
+        )
+        return list(json.loads((run(request, HERE) / "eval.json").read_text(encoding="utf-8"))["weights"])
 
     plain = tiny(train={"ema": None})
     assert evaluated_weights(plain, made_run(plain, tmp_path / "plain"), "ema") == ["online"]
@@ -516,12 +544,12 @@ def test_an_imported_model_needs_a_domain_that_fits(
 ) -> None:
     write_imported(made_model(tiny()), tmp_path / "hrm", {"kind": "hrm"})
     with pytest.raises(UserError, match=r"--domain PRESET, one of .*sudoku-mini"):
-        run(Asked(str(tmp_path / "hrm")), HERE)
+        run(EvalRequest(str(tmp_path / "hrm")), HERE)
     with pytest.raises(UserError, match=r"6 symbols, 16 tokens; preset maze-mini is maze \(\d+ symbols"):
-        run(Asked(str(tmp_path / "hrm"), domain="maze-mini"), HERE)
+        run(EvalRequest(str(tmp_path / "hrm"), domain="maze-mini"), HERE)
     preset = tmp_path / "own.yaml"
     preset.write_text(json.dumps({"extends": "sudoku-mini", "data": tiny().flat()["data"]}), encoding="utf-8")
-    out = run(Asked(str(tmp_path / "hrm"), domain=str(preset), data_dir=made["data"], splits=("test",)), HERE)
+    out = run(EvalRequest(str(tmp_path / "hrm"), domain=str(preset), data_dir=made["data"], splits=("test",)), HERE)
     result = json.loads((out / "eval.json").read_text(encoding="utf-8"))
     assert out == tmp_path / "hrm/eval" and list(result["scores"]) == ["published"] and result["config"] is None
     assert result["data"]["config"] == tiny().data.flat()
@@ -539,37 +567,37 @@ def test_diff_pairs_the_examples(evaluated: dict[str, Path], made: dict[str, Pat
         x, y = (getattr(r, measure)[:, 2].tolist() for r in (one, other))  # each after its budget of 3 steps
         each = [float(v) - float(u) for u, v in zip(x, y, strict=True)]
         row = rows["test", measure]
-        assert row.difference["value"] == pytest.approx(sum(each) / 50)
+        assert row.difference.value == pytest.approx(sum(each) / 50)
         rng = np.random.default_rng(0)
         means = rng.choice(each, size=(4000, 50)).mean(axis=1)
         low, high = np.quantile(means, [0.025, 0.975])
-        assert row.difference["low"] == pytest.approx(low, abs=0.03)
-        assert row.difference["high"] == pytest.approx(high, abs=0.03)
+        assert row.difference.low == pytest.approx(low, abs=0.03)
+        assert row.difference.high == pytest.approx(high, abs=0.03)
     row = rows["test", "exact"]
     x, y = one.exact[:, 2].tolist(), other.exact[:, 2].tolist()
     assert row.only_a == sum(u and not v for u, v in zip(x, y, strict=True)) > 3
     assert row.only_b == sum(v and not u for u, v in zip(x, y, strict=True))
-    assert row.n == 50 and row.difference["low"] < row.difference["value"] < 0
+    assert row.n == 50 and row.difference.low < row.difference.value < 0
 
 
 def test_diff_shows_settings_and_scores(
     made: dict[str, Path], evaluated: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = made_run(tiny(train={"lr": 0.5}), tmp_path / "other")
-    run(Asked(str(other), data_dir=made["data"], splits=("test",), limit=11), HERE)
+    run(EvalRequest(str(other), data_dir=made["data"], splits=("test",), limit=11), HERE)
     assert ponder_main(["diff", str(made["a"]), str(other)]) == 0
     shown = capsys.readouterr().out
     assert re.search(r"train\.lr +0\.001 +0\.5", shown) and "best_full" in shown
     assert re.search(r"test +exact +11 ", shown)  # the examples both have
-    diff.print_comparison(diff.read(made["a"]), diff.read(evaluated["b"]), Console(width=150))
+    diff.print_differences(diff.read(made["a"]), diff.read(evaluated["b"]), Console(width=150))
     assert "the configurations are the same" in capsys.readouterr().out
 
 
 def test_diff_refuses_what_cannot_be_paired(made: dict[str, Path], evaluated: dict[str, Path], tmp_path: Path) -> None:
     config = tiny(data={"seed": 9})
-    run(Asked(str(made_run(config, tmp_path / "r")), data_dir=tmp_path / "data", steps=1), HERE)
+    run(EvalRequest(str(made_run(config, tmp_path / "r")), data_dir=tmp_path / "data", steps=1), HERE)
     a, b = diff.read(made["a"]), diff.read(tmp_path / "r")
-    with pytest.raises(UserError, match=f"data sudoku {a.result['data']['hash']}.*{b.result['data']['hash']}"):
+    with pytest.raises(UserError, match=f"data sudoku {a.result.data.hash}.*{b.result.data.hash}"):
         diff.compare(a, b)
     with pytest.raises(UserError, match="run `ponder eval"):
         diff.read(tmp_path)

@@ -14,8 +14,9 @@ from ponder.cli import main
 from ponder.config.resolve import resolve
 from ponder.data import Dataset
 from ponder.domains.contract import Batch, Ints, Tokens
-from ponder.evaluation.compare import Subject
-from ponder.evaluation.search import Found, Plan, breadths, report, restart_keys, search
+from ponder.evaluation.schema import SearchPlan
+from ponder.evaluation.search import Found, breadths, report, restart_keys, search
+from ponder.evaluation.subject import Subject
 from ponder.inference.engine import Engine, Full
 from ponder.inference.weights import Opened
 from ponder.model.reasoner import Reasoner
@@ -51,7 +52,7 @@ def test_the_first_accepted_answer_and_its_price(
 ) -> None:
     """Against each trajectory on its own: the lowest restart of the earliest step, and restarts x that step."""
     model, depth = stub(puzzles, dataset), 6
-    found = search(model, dataset.domain, puzzles[0], Plan(restarts, depth, ETA, seed=3), slots=8)
+    found = search(model, dataset.domain, puzzles[0], SearchPlan(restarts, depth, ETA, seed=3), slots=8)
     wake = Stub.wake(torch.from_numpy(restart_keys(3, np.arange(N), restarts))).numpy()
     wake[:, 0] = FIRST
     for i in range(N):
@@ -71,7 +72,7 @@ def test_never_worse_than_plain_and_the_rest_is_plain(puzzles: tuple[Tokens, Tok
     model = stub(puzzles, dataset)
     for depth in (1, 3, 6):
         plain = Engine(model, dataset.domain, 16, Full(), depth).run(puzzles[0])
-        found = search(model, dataset.domain, puzzles[0], Plan(4, depth, ETA))
+        found = search(model, dataset.domain, puzzles[0], SearchPlan(4, depth, ETA))
         right = dataset.domain.check(puzzles[0], plain.answers)
         assert (found.accepted >= right).all() and found.accepted.sum() > right.sum()
         assert (found.answers[~found.accepted] == plain.answers[~found.accepted]).all()
@@ -79,13 +80,13 @@ def test_never_worse_than_plain_and_the_rest_is_plain(puzzles: tuple[Tokens, Tok
 
 def test_a_search_repeats_and_depends_on_nothing_else(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
     """Same seed, same answers, whatever the number of slots and whichever other puzzles are searched beside."""
-    model, domain, plan = stub(puzzles, dataset), dataset.domain, Plan(4, 6, ETA, seed=1)
+    model, domain, plan = stub(puzzles, dataset), dataset.domain, SearchPlan(4, 6, ETA, seed=1)
     found = search(model, domain, puzzles[0], plan)
     for slots in (1, 9, 1000):
         assert same(search(model, domain, puzzles[0], plan, slots=slots), found)
     some = np.array([31, 2, 17, 8])
     assert same(found, search(model, domain, puzzles[0][some], plan, numbers=some), some)
-    assert not same(search(model, domain, puzzles[0], Plan(4, 6, ETA, seed=2)), found)
+    assert not same(search(model, domain, puzzles[0], SearchPlan(4, 6, ETA, seed=2)), found)
     assert len({int(k) for seed in (0, 1) for k in restart_keys(seed, np.arange(50), 8).ravel()}) == 800
 
 
@@ -99,12 +100,13 @@ def noisy_model(dataset: Dataset) -> Reasoner:
     return model
 
 
+@pytest.mark.numeric
 @torch.no_grad()
 def test_by_confidence_all_run_to_the_end_and_the_surest_answer_wins(
     noisy_model: Reasoner, puzzles: tuple[Tokens, Tokens], dataset: Dataset
 ) -> None:
     """A real model with real noise, against each trajectory run in a batch of its own; restart 0 is the plain run."""
-    inputs, plan = puzzles[0][:7], Plan(3, 4, noise=0.1, seed=5, select="confidence")
+    inputs, plan = puzzles[0][:7], SearchPlan(3, 4, noise=0.1, seed=5, select="confidence")
     found = search(noisy_model, dataset.domain, inputs, plan, slots=6)
     keys = torch.from_numpy(restart_keys(5, np.arange(7), 3))
 
@@ -144,12 +146,12 @@ def test_what_proves_nothing_is_refused(puzzles: tuple[Tokens, Tokens], dataset:
     model = stub(puzzles, dataset)
     for preset, why in (("life-mini", "computes the answer"), ("arc1-mini", "no checker"), ("joint-mini", "Life")):
         with pytest.raises(UserError, match=why):
-            search(model, resolve(preset).data.make(), puzzles[0], Plan(2, 2, ETA))
+            search(model, resolve(preset).data.make(), puzzles[0], SearchPlan(2, 2, ETA))
     with pytest.raises(UserError, match="all restarts the same"):
-        Plan(2, 4, noise=0.0)
+        SearchPlan(2, 4, noise=0.0)
     for bad in ((0, 4), (4, 0)):
         with pytest.raises(UserError, match="at least 1"):
-            Plan(*bad, ETA)
+            SearchPlan(*bad, ETA)
 
 
 def test_breadth_against_depth(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
@@ -157,16 +159,16 @@ def test_breadth_against_depth(puzzles: tuple[Tokens, Tokens], dataset: Dataset)
     opened = Opened("stub", Path("stub"), stub(puzzles, dataset), tiny(), dataset.domain, None, "")
     batch = Batch(*puzzles, np.zeros(N, dtype=np.int64))
     what = Subject(opened, dataset.domain, "test", np.arange(N), batch, dataset.hash)
-    said = report(what, Plan(4, 6, ETA), totals=[6, 24, 25])
-    cells = {(c.restarts, c.steps): c for c in said.table}
+    result = report(what, SearchPlan(4, 6, ETA), totals=[6, 24, 25])
+    cells = {(c.restarts, c.steps): c for c in result.table}
     assert set(cells) == {(1, 6), (2, 3), (4, 1), (1, 24), (2, 12), (4, 6), (1, 25)}
-    assert all(c.mean_compute <= c.max_compute <= c.total == c.restarts * c.steps for c in said.table)
-    assert cells[4, 6] == said.found and said.plain.mean_compute == said.plain.total == 6
+    assert all(c.mean_compute <= c.max_compute <= c.total == c.restarts * c.steps for c in result.table)
+    assert cells[4, 6] == result.found and result.plain.mean_compute == result.plain.total == 6
     # The noise of a restart does not depend on how many there are: wider and deeper can only find more.
-    found = {key: c.valid["value"] for key, c in cells.items()}
+    found = {key: c.valid.value for key, c in cells.items()}
     assert found[4, 1] < found[4, 6] and found[1, 6] < found[4, 6] and found[2, 3] <= found[2, 12]
-    assert found[1, 6] == (FIRST <= 6).mean() == said.plain.valid["value"] and found[1, 24] == (FIRST <= 24).mean()
-    assert cells[1, 6].mean_compute < said.plain.mean_compute, "accepted answers end a search"
+    assert found[1, 6] == (FIRST <= 6).mean() == result.plain.valid.value and found[1, 24] == (FIRST <= 24).mean()
+    assert cells[1, 6].mean_compute < result.plain.mean_compute, "accepted answers end a search"
 
 
 def test_the_command(dataset: Dataset, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,8 @@ from ponder.cli import main
 from ponder.data import Dataset
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Tokens
 from ponder.evaluation import records as evaluate
-from ponder.evaluation.compare import all_policies, compare_policies, subject
+from ponder.evaluation.compare import all_policies, compare_policies
+from ponder.evaluation.subject import subject
 from ponder.inference.engine import Checker, Engine, Finished, Floats, Full, Halt, Policy, Seen, Stable
 from ponder.inference.solver import Solver
 from ponder.inference.weights import Opened
@@ -138,6 +139,7 @@ def run(case: Case, policy: Policy, slots: int, order: Ints | None = None) -> tu
     return engine.run(case.inputs[order], case.task_ids[order]), engine
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
 @pytest.mark.parametrize("kind", CASES)
 def test_the_engine_is_the_plain_run(kind: str, policy: Policy, dataset: Dataset) -> None:
@@ -178,6 +180,7 @@ class Spy(nn.Module):
         return step
 
 
+@pytest.mark.numeric
 def test_compacted_or_not_the_logits_agree(dataset: Dataset) -> None:
     """Puzzles leave one after the other, so that the batch shrinks and is refilled; each keeps its own trajectory."""
     case = random_case(dataset)
@@ -374,11 +377,11 @@ def test_the_comparison_agrees_with_the_main_protocol(dataset: Dataset) -> None:
     records = evaluate.run_split(model, domain, dataset.source("test"), evaluate.Settings(5, 100, limit=17), HERE)
     assert [r.policy for r in comparison.results] == ["full", "halt", "stable 1"]
     full, halt, _ = comparison.results
-    assert full.exact["value"] == evaluate.final_scores(records)["exact"] and full.mean_steps == full.max_steps == 5
-    assert 0.2 < full.exact["value"] < 0.9 and 1 < halt.mean_steps < 4
-    np.testing.assert_allclose(comparison.steps["value"], records.exact.mean(axis=0))
+    assert full.exact.value == evaluate.final_scores(records)["exact"] and full.mean_steps == full.max_steps == 5
+    assert 0.2 < full.exact.value < 0.9 and 1 < halt.mean_steps < 4
+    np.testing.assert_allclose(comparison.steps.value, records.exact.mean(axis=0))
     assert halt.mean_steps == pytest.approx(evaluate.picked_steps(records)["halting"].mean() + 1)
-    assert halt.exact["value"] == evaluate.answered(records, "exact", "halting").mean()
+    assert halt.exact.value == evaluate.answered(records, "exact", "halting").mean()
     each = cost.cost(model.config, len(domain.vocab), domain.seq_len)
     assert halt.flops == halt.mean_steps * each.inference_flops
     assert halt.applications == halt.mean_steps * cost.applications(model.config)

@@ -19,7 +19,6 @@ from ponder.base.errors import UserError
 from ponder.commands import solve
 from ponder.config.resolve import resolve
 from ponder.domains.drawing import HIGHLIGHT
-from ponder.inference import pictures
 from ponder.inference.solver import Shelf, Unsolvable
 from ponder.model.reasoner import Reasoner
 from tests.support import ROOT
@@ -128,7 +127,7 @@ def test_a_wrong_answer_is_never_shown_as_right(name: str, untrained: dict[str, 
         assert answer.by == "model" and not (answer.tokens == label)[label != 0].all()
         reason = solver.domain.explain(row, answer.tokens)
         assert reason and reason in answer.note and answer.verdict.startswith("not solved")
-        for shown in (str(answer), answer._repr_html_(), pictures.svg(answer)):
+        for shown in (str(answer), answer._repr_html_(), answer.svg()):
             assert "✗" in shown and "✓" not in shown and "verified" not in shown
         assert answer.as_data()["verified"] is False
     assert refused > 6
@@ -305,8 +304,8 @@ def test_watching_is_a_plain_sequence_in_a_pipe_and_redrawn_on_a_terminal(
 def test_a_gif_shows_every_step_and_marks_what_changed(name: str, untrained: dict[str, Path]) -> None:
     solver = Solver(untrained[name], steps=2)
     answer = solver.solve_tokens(list(solver.domain.sample(1, 1)[0]))[0]
-    shown = pictures.frames(answer)
-    image = Image.open(io.BytesIO(pictures.gif(answer)))
+    shown = answer.frames()
+    image = Image.open(io.BytesIO(answer.gif()))
     lit = []
     for number in range(getattr(image, "n_frames", 1)):
         image.seek(number)
@@ -335,7 +334,7 @@ def test_pictures_stand_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_steps_that_change_nothing_are_told_not_drawn() -> None:
     answer = Solver("sudoku-4x4").solve(IMPOSSIBLE)
-    shown = pictures.frames(answer)
+    shown = answer.frames()
     drawn = sum(bool(t.changed.any()) for t in answer.trace)
     assert len(shown) <= drawn + 3 < len(answer.trace)
     assert shown[-2].title.endswith(str(answer.steps))
@@ -345,7 +344,7 @@ def test_what_changed_is_counted_where_it_is_part_of_the_answer(untrained: dict[
     solver = Solver(untrained["arithmetic"], steps=2)
     answer = solver.solve("3 4 ? 5 ? = 17")
     assert answer.trace[0].changed.sum() > 2
-    first = pictures.frames(answer)[1]
+    first = answer.frames()[1]
     assert first.caption == f"{first.drawing.count(HIGHLIGHT)} changed" and 1 <= first.drawing.count(HIGHLIGHT) <= 2
 
 
@@ -354,7 +353,7 @@ def test_names_are_escaped(tmp_path: Path, untrained: dict[str, Path]) -> None:
     odd.symlink_to(untrained["sudoku"])
     answer = Solver(odd, steps=1).solve(EASY)
     assert "<b>&'" not in answer._repr_html_() and "&lt;b&gt;&amp;" in answer._repr_html_()
-    ElementTree.fromstring(pictures.svg(answer))
+    ElementTree.fromstring(answer.svg())
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Losses against float64 and hand-written formulas."""
 
+import pytest
 import torch
 
 from ponder.model.losses import continue_target, log_stablemax, losses
 from tests.support.rounding import EPS
 
+pytestmark = pytest.mark.numeric
 ROUNDED = 16 * EPS
 """A dozen operations in float32, each of which may be half a bit off."""
 

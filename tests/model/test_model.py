@@ -94,6 +94,7 @@ def full(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"h_horizon": config.h_cycles, "l_horizon": config.l_cycles})
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", VARIANTS)
 def test_full_horizon_is_plain_autograd_through_a_naive_unroll(name: str) -> None:
     config = full(VARIANTS[name])
@@ -126,6 +127,7 @@ def test_full_horizon_is_plain_autograd_through_a_naive_unroll(name: str) -> Non
     agree(ours(), plain(), limits(ours, model.state_dict().values()))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", ["hrm", "trm", "urm-one-state", "ponder"])
 def test_a_second_step_continues_from_the_carry(name: str) -> None:
     config = VARIANTS[name]
@@ -199,6 +201,7 @@ def test_exactly_the_applications_within_the_horizon_receive_gradient(config: Mo
         assert [name for name, _ in probes] == per_cycle * config.h_cycles
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("config", GRID[:8])
 def test_forward_values_do_not_depend_on_the_horizon(config: ModelConfig) -> None:
     b = batch()
@@ -218,6 +221,7 @@ def test_without_gradients_no_graph_is_built() -> None:
         assert advance(model, b).logits.grad_fn is None
 
 
+@pytest.mark.numeric
 def test_horizons_shorten_the_gradient_of_the_naive_unroll() -> None:
     """K_H cycles of gradient are those of a model that starts from where the cycles before left the states."""
     config, b = small(h_cycles=4, l_cycles=2, h_horizon=1, l_horizon=2), batch()
@@ -276,6 +280,7 @@ def drawn(seed: int, old_size: float, change: float) -> tuple[Tensor, Tensor, Te
     return old, old + delta * change * torch.rand(2, 5, 1, generator=g, dtype=torch.float64), total
 
 
+@pytest.mark.numeric
 @settings(max_examples=150, deadline=None)
 @given(state=STATES, tau=st.sampled_from([0.1, 0.7, 2.0]))
 def test_the_relative_change_before_gate_and_norm_never_exceeds_tau(
@@ -301,6 +306,7 @@ def test_the_relative_change_before_gate_and_norm_never_exceeds_tau(
         assert ((new[beyond] - expected).norm(dim=-1) <= FORMULA * (1 + tau) * size[beyond]).all()
 
 
+@pytest.mark.numeric
 @settings(max_examples=60, deadline=None)
 @given(state=STATES)
 def test_gate_and_norm_follow_the_bound(state: tuple[int, float, float]) -> None:
@@ -316,6 +322,7 @@ def test_gate_and_norm_follow_the_bound(state: tuple[int, float, float]) -> None
     agree([update(*given)[0]], [expected], limits(lambda: [update(*given)[0]], [*given, *update.parameters()]))
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("switches", [{}, {"gate": False}, {"gate": False, "post_norm": False}])
 def test_the_scale_carries_no_gradient(switches: dict[str, Any]) -> None:
     config = small(**switches)
@@ -362,6 +369,7 @@ def test_alpha_is_one_half_on_average_at_initialisation() -> None:
     assert float(alpha.std()) > 0.001  # it looks at its input
 
 
+@pytest.mark.numeric
 def test_states_are_normalised_after_each_cycle(monkeypatch: pytest.MonkeyPatch) -> None:
     b, ones = batch(), torch.ones(3, 1 + TOKENS)
     posts = []
@@ -401,6 +409,7 @@ TRM_SWITCHES: dict[str, Any] = {
 }
 
 
+@pytest.mark.numeric
 def test_ponder_with_every_stabiliser_off_and_trms_switches_is_trm_bit_for_bit() -> None:
     data = golden.compact("trm")
     published = load_official("trm", data["config"], golden.filled(data["shapes"]))

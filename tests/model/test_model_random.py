@@ -106,6 +106,7 @@ def _pairs_apart(mask: Tensor, config: ModelConfig) -> Tensor:
     return torch.cat((turned[:, :, :2], parts[:, :, 2:]), dim=2).reshape(batch, length, -1)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize(
     "config",
     [
@@ -139,6 +140,7 @@ def test_one_mask_for_all_cycles_at_the_places_of_the_design(
     assert apart(ours()[0], without.logits) > 10 * within[0]
 
 
+@pytest.mark.numeric
 def test_dropout_and_noise_are_gone_in_eval() -> None:
     b = batch()
     plain = build(small()).eval()
@@ -153,6 +155,7 @@ def test_with_all_rates_zero_training_and_evaluation_agree() -> None:
     assert torch.equal(advance(model.train(), b).logits, advance(model.eval(), b).logits)
 
 
+@pytest.mark.numeric
 def test_nothing_random_depends_on_the_order_of_calls() -> None:
     model, b = build(small(**DROPPING, noise=0.05)).train(), batch()
     first = advance(model, b).logits
@@ -183,6 +186,7 @@ def started_with(
     return x, states.h, states.l
 
 
+@pytest.mark.numeric
 def test_noise_has_per_element_deviation_eta_times_the_norm(monkeypatch: pytest.MonkeyPatch) -> None:
     eta, b = 0.02, batch(200)
     model = build(small(noise=eta)).train()

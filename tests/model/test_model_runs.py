@@ -27,6 +27,7 @@ RECURRENT = tuple(name for name in PRESETS if name != "dense")
 # Slots ----------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(
     "config", [small(**RANDOM), small("trm"), small("urm-one-state")], ids=["ponder", "trm", "urm"]
@@ -62,6 +63,7 @@ def test_a_slot_depends_neither_on_its_neighbours_nor_on_when_they_reset(config:
             agree(found, expected, within)
 
 
+@pytest.mark.numeric
 def test_the_order_of_the_batch_does_not_matter() -> None:
     model, b = build(small(**RANDOM)).train(), batch(6)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
@@ -106,6 +108,7 @@ def test_a_forward_pass_changes_neither_carry_nor_model() -> None:
     assert attributes == {name: set(vars(module)) for name, module in model.named_modules()}
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", RECURRENT)
 def test_a_carry_survives_a_file(name: str, tmp_path: Path) -> None:
     model, b = build(small(name, **(RANDOM if name == "ponder" else {}))).train(), batch()
@@ -138,6 +141,7 @@ def logits_at(length: int, config: ModelConfig, b: Batch, model: Reasoner | None
         return advance(model, padded, advance(model, padded).carry).logits[:, :TOKENS]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("changes", MASKED)
 def test_with_the_key_mask_the_amount_of_padding_does_not_matter(changes: dict[str, Any]) -> None:
     b, config = batch(), small(key_mask=True, **changes)
@@ -153,6 +157,7 @@ def test_without_the_key_mask_it_does() -> None:
     assert apart(logits_at(3 * TOKENS, config, b), logits_at(TOKENS, config, b)) > 0.01
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("changes", [*MASKED, pytest.param({"positions": "learned"}, id="learned-positions")])
 def test_with_the_key_mask_what_stands_in_the_padding_does_not_matter(changes: dict[str, Any]) -> None:
     b = batch()
@@ -206,12 +211,14 @@ COMPILED = [
 ]
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("config", COMPILED)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_blocks_agree_with_eager_ones(config: ModelConfig, backend: str) -> None:
     agrees_with_eager(config, compiled_by(backend))
 
 
+@pytest.mark.numeric
 @pytest.mark.slow
 @pytest.mark.parametrize("config", COMPILED)
 def test_the_default_compiler_agrees_with_eager(config: ModelConfig) -> None:
@@ -233,6 +240,7 @@ def trained(model: Reasoner, b: Batch, step_number: int = 2) -> tuple[Tensor, di
     return step.logits, gradients(model, loss.total)
 
 
+@pytest.mark.numeric
 @pytest.mark.parametrize("name", PRESETS)
 def test_bfloat16_autocast_is_finite_and_close_to_float32(name: str) -> None:
     torch.manual_seed(0)

@@ -16,7 +16,10 @@ import yaml
 from ponder.base import runtime
 from ponder.base.errors import UserError
 from ponder.config.resolve import resolve
+from ponder.domains.maze.domain import Maze
+from ponder.domains.sudoku.domain import Sudoku
 from ponder.model import cost
+from ponder.reports.tables import page_of
 from ponder.studies import cost as study_cost
 from ponder.studies import spec as study
 from ponder.studies.cell import one_training, run_cell, thinned, together
@@ -81,6 +84,32 @@ def test_studies_in_the_working_directory_are_found_and_may_not_take_a_shipped_n
     (own / "halting.yaml").write_text("title: mine", encoding="utf-8")
     with pytest.raises(UserError, match=r"halting\.yaml has the name of a study that comes with ponder: rename it"):
         study.names()
+
+
+def test_tasks_and_scores_of_the_working_directory_are_added_and_may_not_take_a_shipped_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "studies"
+    own.mkdir()
+    tasks = {"tiny": {"mini": {"preset": "maze-mini", "set": {"data": {"train": 5000}, "train.lr": 0.25}}}}
+    (own / "_tasks.yaml").write_text(yaml.safe_dump(tasks), encoding="utf-8")
+    (own / "_scores.yaml").write_text("Tiny: {task: tiny, splits: [test]}", encoding="utf-8")
+    mine = written(own, "mine", scales={"mini": {"tasks": ["tiny", "sudoku"], "seeds": [0]}})
+    assert study.names().count("mine") == 1 and "_tasks" not in study.names()
+    by_task = {cell.task: cell.config for cell in mine.cells("mini")}
+    assert by_task["tiny"].train.lr == 0.25 and by_task["tiny"].data.flat()["train"] == 5000
+    smoke = {cell.task: cell.config.data.flat() for cell in mine.cells("smoke")}
+    assert smoke["tiny"].items() >= Maze.smoke.items() and smoke["sudoku"].items() >= Sudoku.smoke.items()
+    assert [c.label for c in page_of(mine).measure.columns] == ["Sudoku", "Tiny"]
+    (own / "_tasks.yaml").write_text(yaml.safe_dump({**tasks, "maze": tasks["tiny"]}), encoding="utf-8")
+    with pytest.raises(UserError, match=r"_tasks\.yaml has 'maze', a name that comes with ponder: rename it"):
+        mine.cells("mini")
+
+
+def test_a_joint_study_is_made_small_by_its_parts() -> None:
+    parts = study.load("joint-training").cells("smoke")[0].config.data.flat()["parts"]
+    assert parts["sudoku"].items() >= Sudoku.smoke.items() and parts["maze"].items() >= Maze.smoke.items()
 
 
 def test_all_are_those_of_the_scale_and_threads_are_part_of_a_key(folder: Path) -> None:

@@ -2,8 +2,11 @@
 
 import json
 import math
+import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +22,7 @@ from tests.support import SHARED
 
 COMPACT = Path(__file__).parent / "golden"
 LARGE = SHARED / "golden"
+"""An extra that no test needs: what is small lies beside this file."""
 
 T = TypeVar("T")
 
@@ -39,6 +43,26 @@ def filled(shapes: dict[str, list[int]]) -> dict[str, Tensor]:
 def compact(name: str) -> dict[str, Any]:
     data: dict[str, Any] = json.loads((COMPACT / f"{name}.json").read_text(encoding="utf-8"))
     return data
+
+
+@cache
+def _arc() -> tempfile.TemporaryDirectory[str]:
+    """ConceptARC (MIT licence, inside) and the published evaluator's votes on made-up predictions, unpacked."""
+    folder = tempfile.TemporaryDirectory(prefix="ponder-golden-")
+    with tarfile.open(COMPACT / "arc.tar.xz") as archive:
+        archive.extractall(folder.name, filter="data")
+    return folder
+
+
+def conceptarc() -> Path:
+    return Path(_arc().name) / "conceptarc"
+
+
+def arc_votes() -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was predicted, and what the published evaluator makes of it."""
+    path = Path(_arc().name) / "arc_votes.json"
+    with np.load(path.with_suffix(".npz")) as stored:
+        return dict(stored), json.loads(path.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ FORMULA = 1e-9
 PART = 1e-7
 """A nudge: about the last bit of a float32."""
 DRAWS = 4
-SLACK = 32
+SLACK = 16
 """A nudge enters once; rounding enters at every operation on the way."""
 
 

@@ -12,6 +12,7 @@ from ponder.model.reasoner import Reasoner
 from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped, undecayed
 from tests.support.rounding import EPS, FORMULA, apart
 
+pytestmark = pytest.mark.numeric
 HERE = Runtime(torch.device("cpu"))
 
 

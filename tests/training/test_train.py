@@ -213,6 +213,7 @@ STILL: dict[str, object] = {
 """For long comparisons: were the weights to move, rounding would soon decide what is halted and learned."""
 
 
+@pytest.mark.numeric
 def test_independent_accumulation_is_the_large_batch(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
     config = tiny(train=UNCLIPPED)
     one = gradients(config, tmp_path / "one", data_dir)

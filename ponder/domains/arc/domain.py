@@ -107,6 +107,7 @@ class Arc(Domain):
     )
     example = "077/777/077"
     checkable = False
+    smoke: ClassVar[Mapping[str, Any]] = {"tasks": 4, "augmentations": 1, "val_tasks": 1}
     grouped = True
     vocab = VOCAB
     splits: Mapping[str, Split] = {

@@ -1,0 +1,48 @@
+"""`make test-portable`: the numerical tests as if on other processors, two environments at a time.
+
+Each has a compiler cache of its own: kernels left there under another instruction set abort the interpreter.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+PLAIN = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+ENVIRONMENTS: dict[str, dict[str, str]] = {
+    "MKL without vector instructions, 1 thread": {"MKL_CBWR": "COMPATIBLE", "PONDER_TEST_THREADS": "1"},
+    "MKL as with AVX2, 2 threads": {"MKL_CBWR": "AVX2", "PONDER_TEST_THREADS": "2"},
+    "torch with AVX2, 1 thread": {**AVX2, "PONDER_TEST_THREADS": "1"},
+    "torch without vector instructions, 2 threads": {**PLAIN, "PONDER_TEST_THREADS": "2"},
+}
+
+
+def run(name: str, rest: list[str]) -> subprocess.CompletedProcess[str]:
+    settings = ENVIRONMENTS[name]
+    words = [sys.executable, "-m", "pytest", "-m", "numeric and not slow", *rest]
+    with tempfile.TemporaryDirectory(prefix="ponder-portable-") as cache:
+        threads = {"OMP_NUM_THREADS": settings["PONDER_TEST_THREADS"]}
+        env = {**os.environ, **settings, **threads, "TORCHINDUCTOR_CACHE_DIR": cache}
+        done = subprocess.run(
+            words, env=env, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            encoding="utf-8", errors="replace",
+        )  # fmt: skip
+    print(f"{'ok' if done.returncode == 0 else 'FAILED':<7}{name}", flush=True)
+    return done
+
+
+def main() -> int:
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(lambda name: run(name, sys.argv[1:]), ENVIRONMENTS))
+    for name, result in zip(ENVIRONMENTS, done, strict=True):
+        if result.returncode != 0:
+            given = " ".join(f"{key}={value}" for key, value in ENVIRONMENTS[name].items())
+            print(f"\n{given} {' '.join(result.args[1:])}\n{result.stdout}")
+    return max(result.returncode for result in done)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
