@@ -5,6 +5,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -22,6 +23,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 torch.set_num_threads(int(os.environ.get("PONDER_TEST_THREADS", "1")))
+hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow now and then
+hypothesis.settings.load_profile("any machine")
 # Models and domains of whoever runs the tests are not looked at.
 os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "no-data-of-any-user")
 os.environ.pop("PONDER_DOMAINS", None)

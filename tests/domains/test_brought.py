@@ -1,6 +1,7 @@
 """Domains that others bring: found by file and by entry point, checked, and in nobody's way when they are broken."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -27,15 +28,15 @@ Write = Callable[[str, str], Path]
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def as_it_was() -> Iterator[None]:
     """What a test makes known is forgotten after it."""
-    monkeypatch.delenv(registry.FILES, raising=False)
     path, modules = list(sys.path), set(sys.modules)
     registry.brought.cache_clear()
     yield
     sys.path[:] = path
     for name in set(sys.modules) - modules:
         del sys.modules[name]
+    os.environ.pop(registry.FILES, None)
     registry.brought.cache_clear()
     registry._in_file.cache_clear()
 
