@@ -47,7 +47,6 @@ def hrm(tmp_path: Path) -> Published:
     return Published("hrm", tmp_path)
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("name", ["hrm", "hrm_learned_positions", "trm", "trm_mlp", "urm"])
 def test_the_folder_gives_the_published_outputs(name: str, tmp_path: Path) -> None:
     published = Published(name, tmp_path)

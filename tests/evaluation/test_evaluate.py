@@ -175,7 +175,6 @@ def agree_where_sure(a: Records, b: Records, sure: list[Said]) -> None:
         assert (np.abs(a.confidence[:, step] - b.confidence[:, step]) <= said.reach.numpy()).all()
 
 
-@pytest.mark.numeric
 def test_another_batch_size_changes_nothing(dataset: Dataset) -> None:
     model = made_model(tiny()).eval()
     batch = dataset.source("train").fetch(np.arange(300), np.zeros(300, np.int64))

@@ -211,9 +211,8 @@ COMPILED = [
 ]
 
 
-@pytest.mark.numeric
 @pytest.mark.parametrize("config", COMPILED)
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.numeric)])
 def test_compiled_blocks_agree_with_eager_ones(config: ModelConfig, backend: str) -> None:
     agrees_with_eager(config, compiled_by(backend))
 

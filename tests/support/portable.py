@@ -24,7 +24,8 @@ def run(name: str, rest: list[str]) -> subprocess.CompletedProcess[str]:
     settings = ENVIRONMENTS[name]
     words = [sys.executable, "-m", "pytest", "-m", "numeric and not slow", *rest]
     with tempfile.TemporaryDirectory(prefix="ponder-portable-") as cache:
-        threads = {"OMP_NUM_THREADS": settings["PONDER_TEST_THREADS"]}
+        # Threads that wait for each other asleep: there are more of them than cores.
+        threads = {"OMP_NUM_THREADS": settings["PONDER_TEST_THREADS"], "OMP_WAIT_POLICY": "PASSIVE"}
         env = {**os.environ, **settings, **threads, "TORCHINDUCTOR_CACHE_DIR": cache}
         done = subprocess.run(
             words, env=env, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
