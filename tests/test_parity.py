@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ponder.errors import UserError
+from ponder.model import layers
 from ponder.model.interop import load_official, official_config, read_checkpoint, trajectory
 from ponder.model.reasoner import Reasoner
 from tests import golden
@@ -138,9 +139,13 @@ def hrm() -> Case:
 # Parity ---------------------------------------------------------------------------------------------------------------
 
 
-def test_outputs_at_each_of_four_steps(case: Case) -> None:
+def test_outputs_at_each_of_four_steps(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     # TRM and URM have the continue logit too, untrained; asking for its loss makes ours return it.
     model = case.model(no_ACT_continue=False)
+    if case.config.get("mlp_t"):  # it amplifies rounding 50-fold per step: the first by our products, all by theirs
+        first = trajectory(model, case.inputs, case.task_ids, steps=1)[0]
+        assert golden.apart(first.logits, case.steps[0]["logits"]) < WITHIN
+        monkeypatch.setattr(layers, "ONEDNN", None)
     steps = trajectory(model, case.inputs, case.task_ids, steps=4)
     assert len(case.steps) == 4
     for number, (ours, theirs) in enumerate(zip(steps, case.steps, strict=True), start=1):

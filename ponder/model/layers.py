@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ponder import rng
 from ponder.config import ModelConfig
@@ -30,6 +31,56 @@ def linear(inner: int, outer: int, bias: bool = False) -> nn.Linear:
     if bias:
         nn.init.zeros_(layer.bias.data)
     return layer
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+"""oneDNN's product of a linear layer, where torch was built with it."""
+
+
+def product(x: Tensor, weight: Tensor, times: Tensor | None = None) -> Tensor:
+    """x weight^T, or that times another tensor.
+
+    F.linear, by way of oneDNN on a CPU in float32: its products are faster than those behind F.linear, and multiply
+    while the result is in the cache (docs/performance.md). Compilers, exporters and counters see F.linear.
+    """
+    known = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and ONEDNN is not None
+    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    if not known or watched or torch.is_autocast_enabled(x.device.type):
+        out = F.linear(x, weight)
+    elif torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        out = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    elif times is None:
+        return _product(x, weight)
+    else:
+        done: Tensor = ONEDNN.binary(x, times, weight, None, "mul")
+        return done
+    return out if times is None else out * times
+
+
+def _product(x: Tensor, weight: Tensor) -> Tensor:
+    out: Tensor = ONEDNN(x, weight, None, "none", [], "")
+    return out
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        needs_x, needs_weight = ctx.needs_input_grad
+        d_x = _product(grad, weight.t()) if needs_x else None
+        d_weight = torch.mm(grad.flatten(0, -2).t(), x.flatten(0, -2)) if needs_weight else None
+        return d_x, d_weight
+
+
+# Norm and gate --------------------------------------------------------------------------------------------------------
 
 
 class _Norm(torch.autograd.Function):
@@ -102,14 +153,18 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         # Two products instead of one: the element-wise half then reads contiguous memory (docs/performance.md).
-        gate, up = (F.linear(x, weight) for weight in self.up.weight.chunk(2))
-        mid = swi_gate(gate, up, mask if self.conv is None else None)
+        x = x.contiguous()
+        w_gate, w_up = self.up.weight.chunk(2)
+        gate = product(x, w_gate)
+        if gate.requires_grad or mask is not None:
+            mid = swi_gate(gate, product(x, w_up), mask if self.conv is None else None)
+        else:
+            mid = product(x, w_up, times=F.silu(gate, inplace=True))
         if self.conv is not None:
             mid = F.silu(self.conv(mid.transpose(1, 2))[..., : mid.shape[1]].transpose(1, 2))
             if mask is not None:
                 mid = mid * mask
-        out: Tensor = self.down(mid)
-        return out
+        return product(mid, self.down.weight)
 
 
 @dataclass(frozen=True)
@@ -230,11 +285,10 @@ class Attention(nn.Module):
         weight = self.qkv.weight
         if rotary is not None:
             weight = _Reorder.apply(weight, rotary.order, rotary.back)  # type: ignore[no-untyped-call]
-        qkv = F.linear(x, weight).view(batch, length, 3, self.heads, width // self.heads)
+        qkv = product(x, weight).view(batch, length, 3, self.heads, width // self.heads)
         mask = None if mask is None else mask.view(qkv.shape)
         mixed = self.mix(qkv, mask, rotary, key_bias, short=x.device.type == "cpu" and length <= SHORT)
-        out: Tensor = self.out(mixed)
-        return out
+        return product(mixed, self.out.weight)
 
     def mix(
         self, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None, short: bool
