@@ -129,9 +129,11 @@ class Steps:
     def training(self) -> None:
         self.model.train()
         step = self.model(self.carry, self.inputs, self.rows)
-        with torch.no_grad():
-            after = self.model(step.carry.detach(), self.inputs, self.rows)
-        target = losses.continue_target(after.q_halt, after.q_continue, step.carry.steps >= 16)
+        target = None
+        if step.q_continue is not None:
+            with torch.no_grad():
+                after = self.model(step.carry.detach(), self.inputs, self.rows)
+            target = losses.continue_target(after.q_halt, after.q_continue, step.carry.steps >= 16)
         losses.losses(step.logits, self.labels, step.q_halt, step.q_continue, target, 0.5).total.backward()
         self.model.zero_grad()
 

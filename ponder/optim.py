@@ -94,9 +94,11 @@ class PuzzleTable:
     @torch.no_grad()
     def update(self, ids: Tensor, grads: Tensor, lr: float, t: int, runtime: Runtime) -> None:
         """Gradients of one id are summed over the whole global batch before the sign is taken."""
-        ids, grads = runtime.gather(ids), runtime.gather(grads)
-        rows, place = ids.unique(return_inverse=True)
-        total = torch.zeros(len(rows), grads.shape[1], device=grads.device).index_add_(0, place, grads.float())
+        rows, grads = runtime.gather(ids), runtime.gather(grads)
+        # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would make
+        # the host wait for the number of ids.)
+        place = torch.searchsorted(rows.sort().values, rows)
+        total = torch.zeros_like(grads, dtype=torch.float32).index_add_(0, place, grads.float())[place]
         old = self.value[rows]
         new = old * (1 - lr * self.config.weight_decay) - lr * total.sign()
         if self.ema is not None and self.config.ema is not None:

@@ -20,6 +20,7 @@ from ponder.model.recurrence import States
 from ponder.runtime import Runtime
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -34,6 +35,8 @@ class Slots:
     task_ids: Tensor
     done: Tensor
     """Which slots take a new example before the next step."""
+    known: Bools | None = None
+    """The same on the host, once it has been read there: a device is not asked twice."""
 
 
 def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, dtype: torch.dtype) -> list[Slots]:
@@ -61,6 +64,7 @@ def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, d
                 labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
                 task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
                 done=torch.ones(size, dtype=torch.bool, device=runtime.device),
+                known=np.ones(size, dtype=np.bool_),
             )
         )
     return made
@@ -88,7 +92,7 @@ def load_examples(slots: Slots, where: Ints, source: Source, config: Config, poo
 
 def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
     """Slots whose example is done take the next one."""
-    where = np.flatnonzero(slots.done.cpu().numpy())
+    where = np.flatnonzero(slots.done.cpu().numpy() if slots.known is None else slots.known)
     if len(where) == 0:
         return
     slots.refills[where] += 1
@@ -117,7 +121,7 @@ def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source
     """The examples themselves are not saved: (slot, refill) names them."""
     device = slots.inputs.device
     slots.refills = saved["refills"].numpy()
-    slots.done = saved["done"].to(device)
+    slots.done, slots.known = saved["done"].to(device), saved["done"].numpy()
     states = [saved[name].to(device) if name in saved else None for name in ("h", "l")]
     slots.carry = Carry(States(*states), saved["steps"].to(device), slot_keys(slots, config))
     load_examples(slots, np.arange(len(slots.ids)), source, config, None)

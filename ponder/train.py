@@ -12,12 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ponder import checkpoint, cost, evaluate, losses, rng
 from ponder.config import Config
 from ponder.data import Dataset
+from ponder.domains.base import Domain, Source
 from ponder.errors import UserError
 from ponder.metrics import Log
 from ponder.model.layers import compile_blocks
@@ -127,7 +130,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
             target = losses.continue_target(following.q_halt, following.q_continue, last)
     loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
     (loss.total / config.train.batch).backward()
-    slots.carry = carry
+    slots.carry, slots.known = carry, None
     slots.done = halted(step.q_halt, step.q_continue, carry, last, depth.steps, config)
     done = slots.done
     sums = {
@@ -164,6 +167,61 @@ def halted(
     return (done & (~explore | (carry.steps >= minimum))) | last
 
 
+# One update -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the micro-steps of one update came to; the gradients themselves are in the weights' flat tensor."""
+
+    moments: list[Moment]
+    norm: float
+    """Of the gradient, before clipping."""
+    sums: dict[str, float]
+
+
+def gather_gradients(
+    run: Run, source: Source, depth: Depth, pool: ThreadPoolExecutor | None, runtime: Runtime, precision: str
+) -> Gathered:
+    """A micro-step for each accumulation step. The host waits for the device once, to read what all of them came to."""
+    config = run.config
+    run.weights.grad.zero_()
+    moments = []
+    for micro in range(config.train.accumulate):
+        slots = run.slots[micro % len(run.slots)]
+        refill(slots, run.model, source, config, pool)
+        moments.append(micro_step(slots, run.model, config, depth, runtime, precision))
+    runtime.sum_([run.weights.grad])
+    norm = clip(run.weights.grad, config.train.clip)
+    names = list(moments[0].sums)
+    total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
+    runtime.sum_([total])
+    done = torch.cat([slots.done for slots in run.slots])
+    values = read(torch.cat((norm.float()[None], total, done.float())))
+    first = 1 + len(names)
+    for slots in run.slots:
+        slots.known = values[first : first + len(slots.ids)] > 0
+        first += len(slots.ids)
+    return Gathered(moments, float(values[0]), dict(zip(names, values[1:].tolist(), strict=False)))
+
+
+def read(values: Tensor) -> npt.NDArray[np.float32]:
+    """The one place of an update where the host waits for the device (tests/test_syncs.py)."""
+    out: npt.NDArray[np.float32] = values.cpu().numpy()
+    return out
+
+
+def apply_gradients(run: Run, gathered: Gathered, factor: float, runtime: Runtime) -> None:
+    train = run.config.train
+    run.optimiser.update(train.lr * factor)
+    run.update = run.optimiser.t
+    if train.table_lr > 0:
+        ids, grads = ([getattr(m, name) for m in gathered.moments] for name in ("task_ids", "row_grads"))
+        run.table.update(torch.cat(ids), torch.cat(grads), train.table_lr * factor, run.update, runtime)
+    if run.average is not None:
+        run.average.update(run.weights)
+
+
 # The whole of it ------------------------------------------------------------------------------------------------------
 
 
@@ -175,21 +233,8 @@ def train(
     domain, source = dataset.domain, dataset.source("train")
     updates = total_updates(config, len(source))
     precision = precision_for(config.train.precision, runtime.device)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-
-    # Model and optimisers
-    torch.manual_seed(config.seed)
-    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).to(runtime.device).train()
-    weights = Weights(model)
-    run = Run(
-        config=config,
-        model=model,
-        weights=weights,
-        optimiser=AdamAtan2(weights, config.train),
-        average=Average(weights, config.train.ema) if config.train.ema is not None else None,
-        table=PuzzleTable(model, config.train),
-        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
-    )
+    run = new_run(config, domain, runtime, torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    model = run.model
     schedule = Schedule(updates, config.train.warmup, config.train.lr_min_ratio, config.train.schedule)
     if compile_for(config.train.compile, runtime.device):
         compile_blocks(model)
@@ -213,34 +258,15 @@ def train(
     started_at, spent_before = run.update, run.seconds
     outcome = None
     while outcome is None:
-        # One update: a micro-step for each accumulation step, then the optimisers
         if run.update < updates:
             update_began = time.perf_counter()
             depth = Depth.at(config, run.update, updates)
-            weights.grad.zero_()
-            moments = []
-            for micro in range(config.train.accumulate):
-                slots = run.slots[micro % len(run.slots)]
-                refill(slots, model, source, config, pool)
-                moments.append(micro_step(slots, model, config, depth, runtime, precision))
-            runtime.sum_([weights.grad])
-            norm = float(clip(weights.grad, config.train.clip))
-            sums = _summed(moments, runtime)
+            gathered = gather_gradients(run, source, depth, pool, runtime, precision)
+            norm, sums = gathered.norm, gathered.sums
             if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
                 raise UserError(_not_finite(run.update, norm, sums, checkpoints))
             factor = schedule(run.update)
-            run.optimiser.update(config.train.lr * factor)
-            run.update = run.optimiser.t
-            if config.train.table_lr > 0:
-                run.table.update(
-                    torch.cat([m.task_ids for m in moments]),
-                    torch.cat([m.row_grads for m in moments]),
-                    config.train.table_lr * factor,
-                    run.update,
-                    runtime,
-                )
-            if run.average is not None:
-                run.average.update(weights)
+            apply_gradients(run, gathered, factor, runtime)
             now = time.perf_counter()
             run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - update_began
             window = run.window or {}
@@ -276,18 +302,26 @@ def train(
     return outcome
 
 
+def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype) -> Run:
+    torch.manual_seed(config.seed)
+    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).to(runtime.device).train()
+    weights = Weights(model)
+    return Run(
+        config=config,
+        model=model,
+        weights=weights,
+        optimiser=AdamAtan2(weights, config.train),
+        average=Average(weights, config.train.ema) if config.train.ema is not None else None,
+        table=PuzzleTable(model, config.train),
+        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
+    )
+
+
 def total_updates(config: Config, examples: int) -> int:
     if config.train.updates is not None:
         return config.train.updates
     assert config.train.epochs is not None
     return math.ceil(config.train.epochs * examples / config.train.batch)
-
-
-def _summed(moments: list[Moment], runtime: Runtime) -> dict[str, float]:
-    names = list(moments[0].sums)
-    total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
-    runtime.sum_([total])
-    return dict(zip(names, total.tolist(), strict=True))
 
 
 def _ending(
