@@ -8,29 +8,38 @@ how `torchrun --nproc-per-node 2` and two workers of a study use two cores: one 
 - inference: one ACT step without gradients;
 - training: one ACT step with dropout and noise, the forward pass for the continue target, the losses, the gradients.
 
+`--profile` says instead where the time of a whole training update goes: refill, optimiser and all.
+
 Only useful FLOPs count: the products of linear layers and attention, the backward pass of an application as two forward
 passes. Everything else (norms, gates, softmax, random numbers, losses, Python) is time without FLOPs.
 """
 
 import argparse
 import json
+import math
 import os
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
 
-from ponder import losses, runtime
-from ponder.config import ModelConfig
+from ponder import cost, losses, rng, runtime, train
+from ponder.config import ModelConfig, resolve
+from ponder.domains.base import ArraySource
 from ponder.model.layers import Attention, Rotary, compile_blocks, inner_width
 from ponder.model.reasoner import Carry, Reasoner
+from ponder.slots import slot_count
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_model.json"
 
@@ -241,6 +250,113 @@ def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str,
     return out
 
 
+# Where the time of an update goes -------------------------------------------------------------------------------------
+
+PROFILED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("sudoku-mini", "ponder", {}),
+    ("sudoku-mini", "ponder-mlp", {}),
+    ("sudoku-6x6-mini", "ponder-mlp", {}),
+    ("life-mini", "ponder-short", {}),
+    ("maze-mini", "ponder-short", {}),
+    ("sudoku-paper", "ponder", {"model": {"layers": 1}, "train": {"batch": 16, "accumulate": 1}}),
+)
+PARTS = ("products", "attention", "norms", "SwiGLU", "random numbers", "losses", "optimiser", "refill", "the rest")
+KERNELS = {
+    "_ShortAttention": "attention",
+    "_Norm": "norms",
+    "_SwiGate": "SwiGLU",
+    "aten::silu": "SwiGLU",
+    "mkldnn::_linear_pointwise": "products",
+    "aten::mm": "products",
+    "aten::addmm": "products",
+}
+"""What the name of an operation, or of the one that called it, begins with -> the part of an update it is."""
+
+
+@contextmanager
+def named(part: str, *places: tuple[Any, str]) -> Iterator[None]:
+    """Calls of these functions count as that part."""
+    kept = [(owner, name, getattr(owner, name)) for owner, name in places]
+    for owner, name, function in kept:
+        setattr(owner, name, record_function(part)(function))
+    try:
+        yield
+    finally:
+        for owner, name, function in kept:
+            setattr(owner, name, function)
+
+
+def profile_update(preset: str, model: str, changes: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Milliseconds of each part, `update`: all of it unobserved, and `at peak`: what its useful FLOPs take alone.
+
+    Every single operation counts with the least time it took in any of the updates, which all run the same ones: what
+    else the machine does then hardly shows.
+    """
+    config = resolve(preset, model, changes)
+    domain, here = config.data.make(), runtime.Runtime(torch.device("cpu"))
+    run = train.new_run(config, domain, here, torch.float32)
+    cells = np.random.default_rng(0).integers(1, len(domain.vocab), (1000, domain.seq_len))
+    source = ArraySource({"inputs": cells, "labels": cells})
+    depth = train.Depth.at(config, 1, 1)
+
+    def update() -> None:
+        gathered = train.gather_gradients(run, source, depth, None, here, "float32")
+        train.apply_gradients(run, gathered, 1.0, here)
+
+    for _ in range(5):  # memory settles
+        update()
+    alone = min(_timed(update) for _ in range(rounds))
+    least: dict[tuple[str, int], float] = {}
+    with ExitStack() as stack:
+        stack.enter_context(named("random numbers", (rng, "normal"), (rng, "keep_mask"), (rng, "fold")))
+        stack.enter_context(named("losses", (losses, "losses"), (losses, "continue_target")))
+        stack.enter_context(named("optimiser", (train, "apply_gradients"), (train, "clip")))
+        stack.enter_context(named("refill", (train, "refill")))
+        for _ in range(rounds):
+            with profile(activities=[ProfilerActivity.CPU]) as seen:
+                update()
+            place = dict.fromkeys(PARTS, 0)
+            for event in seen.events() or []:
+                part = _part(event)
+                at = part, place[part]
+                least[at] = min(least.get(at, math.inf), event.self_cpu_time_total / 1e3)
+                place[part] += 1
+    out = {part: sum(time for (p, _), time in least.items() if p == part) for part in PARTS}
+    shape = Shape(preset, config.model, domain.seq_len, len(domain.vocab), slot_count(config), rounds)
+    peak = Peak(shape)
+    for _ in range(rounds):
+        peak.measure()
+    flops = cost.flops(config.model, len(domain.vocab), domain.seq_len).training
+    return out | {"update": alone * 1e3, "at peak": flops * config.train.batch / peak.rate * 1e3}
+
+
+def _part(event: Any) -> str:
+    while event is not None:
+        if event.name in PARTS:
+            return str(event.name)
+        for start, part in KERNELS.items():
+            if event.name.startswith(start):
+                return part if not _within(event, "_ShortAttention") else "attention"
+        event = event.cpu_parent
+    return "the rest"
+
+
+def _within(event: Any, name: str) -> bool:
+    while event is not None and not event.name.startswith(name):
+        event = event.cpu_parent
+    return event is not None
+
+
+def print_profile(rounds: int) -> None:
+    print(f"| update of | ms | {' | '.join(PARTS)} | of peak |")
+    print(f"|{'---|' * (len(PARTS) + 3)}")
+    for preset, model, changes in PROFILED:
+        spent = profile_update(preset, model, changes, rounds)
+        total = sum(spent[part] for part in PARTS)
+        shares = [f"{spent[part] / total:.1%}" for part in PARTS] + [f"{spent['at peak'] / spent['update']:.0%}"]
+        print(f"| {preset}, {model} | {spent['update']:.0f} | {' | '.join(shares)} |", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="about half a minute: fewer rounds, no compilation")
@@ -248,7 +364,12 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1, help="so many at a time, of one thread each")
     parser.add_argument("--only", default="", help="shapes whose name contains this")
     parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
+    parser.add_argument("--profile", action="store_true", help="where the time of a training update goes")
     args = parser.parse_args()
+    if args.profile:
+        prepare(1, wall=False)
+        print_profile(rounds=5 if args.quick else 15)
+        return
     threads = 1 if args.processes > 1 else args.threads
     prepare(threads, wall=False)
     load = os.getloadavg()[0]

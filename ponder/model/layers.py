@@ -39,22 +39,45 @@ ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.back
 """oneDNN's product of a linear layer, where torch was built with it."""
 
 
-def product(x: Tensor, weight: Tensor, times: Tensor | None = None) -> Tensor:
+def by_onednn(weight: Tensor) -> bool:
+    """Whether products with this weight go to oneDNN. Compilers, exporters and counters get operations they know."""
+    if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
+        return False
+    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    return not watched and not torch.is_autocast_enabled(weight.device.type)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The weight of a linear layer, as all applications within one ACT step use it."""
+
+    value: Tensor
+    packed: Tensor | None = None
+    """The same in oneDNN's own order, which it would otherwise make again for every product."""
+
+    @staticmethod
+    def pack(value: Tensor, rows: int) -> "Weight":
+        """For products with about so many rows."""
+        return Weight(
+            value, torch.ops.mkldnn._reorder_linear_weight(value.detach(), rows) if by_onednn(value) else None
+        )
+
+
+def product(x: Tensor, weight: Weight, times: Tensor | None = None) -> Tensor:
     """x weight^T, or that times another tensor.
 
-    F.linear, by way of oneDNN on a CPU in float32: its products are faster than those behind F.linear, and multiply
-    while the result is in the cache (docs/performance.md). Compilers, exporters and counters see F.linear.
+    F.linear, by way of oneDNN where the weight was packed for it: its float32 products on a CPU are faster than those
+    behind F.linear, and multiply while the result is in the cache (docs/performance.md).
     """
-    known = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu" and ONEDNN is not None
-    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-    if not known or watched or torch.is_autocast_enabled(x.device.type):
-        out = F.linear(x, weight)
-    elif torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
-        out = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    value, packed = weight.value, weight.packed
+    if packed is None:
+        out = F.linear(x, value)
+    elif torch.is_grad_enabled() and (x.requires_grad or value.requires_grad):
+        out = _Product.apply(x, value, packed)  # type: ignore[no-untyped-call]
     elif times is None:
-        return _product(x, weight)
+        return _product(x, packed)
     else:
-        done: Tensor = ONEDNN.binary(x, times, weight, None, "mul")
+        done: Tensor = ONEDNN.binary(x, times, packed, None, "mul")
         return done
     return out if times is None else out * times
 
@@ -66,18 +89,18 @@ def _product(x: Tensor, weight: Tensor) -> Tensor:
 
 class _Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, packed: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _product(x, weight)
+        return _product(x, packed)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        needs_x, needs_weight = ctx.needs_input_grad
+        needs_x, needs_weight, _ = ctx.needs_input_grad
         d_x = _product(grad, weight.t()) if needs_x else None
         d_weight = torch.mm(grad.flatten(0, -2).t(), x.flatten(0, -2)) if needs_weight else None
-        return d_x, d_weight
+        return d_x, d_weight, None
 
 
 # Norm and gate --------------------------------------------------------------------------------------------------------
@@ -143,6 +166,13 @@ def inner_width(width: int, config: ModelConfig) -> int:
     return -(-round(config.expansion * width * 2 / 3) // config.inner_multiple) * config.inner_multiple
 
 
+@dataclass(frozen=True)
+class SwiWeights:
+    gate: Weight
+    up: Weight
+    down: Weight
+
+
 class SwiGLU(nn.Module):
     def __init__(self, width: int, config: ModelConfig, conv: bool = False) -> None:
         super().__init__()
@@ -151,20 +181,38 @@ class SwiGLU(nn.Module):
         self.down = linear(inner, width)
         self.conv = nn.Conv1d(inner, inner, kernel_size=2, padding=1, groups=inner) if conv else None
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def weights(self, rows: int) -> SwiWeights:
         # Two products instead of one: the element-wise half then reads contiguous memory (docs/performance.md).
+        gate, up = self.up.weight.chunk(2)
+        return SwiWeights(*(Weight.pack(w, rows) for w in (gate, up, self.down.weight)))
+
+    def forward(self, x: Tensor, weights: SwiWeights, mask: Tensor | None = None) -> Tensor:
         x = x.contiguous()
-        w_gate, w_up = self.up.weight.chunk(2)
-        gate = product(x, w_gate)
+        gate = product(x, weights.gate)
         if gate.requires_grad or mask is not None:
-            mid = swi_gate(gate, product(x, w_up), mask if self.conv is None else None)
+            mid = swi_gate(gate, product(x, weights.up), mask if self.conv is None else None)
         else:
-            mid = product(x, w_up, times=F.silu(gate, inplace=True))
+            mid = product(x, weights.up, times=F.silu(gate, inplace=True))
         if self.conv is not None:
-            mid = F.silu(self.conv(mid.transpose(1, 2))[..., : mid.shape[1]].transpose(1, 2))
+            along = _two_taps if weights.down.packed is not None else _convolved
+            mid = F.silu(along(mid, self.conv))
             if mask is not None:
                 mid = mid * mask
-        return product(mid, self.down.weight)
+        return product(mid, weights.down)
+
+
+def _convolved(x: Tensor, conv: nn.Conv1d) -> Tensor:
+    """A depthwise convolution along the tokens of [B, S, inner], each seeing itself and the one before."""
+    out: Tensor = conv(x.transpose(1, 2))[..., : x.shape[1]].transpose(1, 2)
+    return out
+
+
+def _two_taps(x: Tensor, conv: nn.Conv1d) -> Tensor:
+    """The same without leaving the products' layout, which takes longer on a CPU than the convolution itself."""
+    assert conv.bias is not None
+    before, here = conv.weight[:, 0].unbind(dim=-1)
+    shifted = F.pad(x, (0, 0, 1, 0))[:, :-1]
+    return torch.addcmul(torch.addcmul(conv.bias, x, here), shifted, before)
 
 
 @dataclass(frozen=True)
@@ -273,6 +321,12 @@ def _masked_into(out: Tensor, x: Tensor, mask: Tensor | None) -> None:
 SHORT = 160
 
 
+@dataclass(frozen=True)
+class AttentionWeights:
+    qkv: Weight
+    out: Weight
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -280,15 +334,25 @@ class Attention(nn.Module):
         self.qkv = linear(width, 3 * width)
         self.out = linear(width, width)
 
-    def forward(self, x: Tensor, rotary: Rotary | None, key_bias: Tensor | None, mask: Tensor | None) -> Tensor:
-        batch, length, width = x.shape
-        weight = self.qkv.weight
+    def weights(self, rotary: Rotary | None, rows: int) -> AttentionWeights:
+        qkv = self.qkv.weight
         if rotary is not None:
-            weight = _Reorder.apply(weight, rotary.order, rotary.back)  # type: ignore[no-untyped-call]
-        qkv = product(x, weight).view(batch, length, 3, self.heads, width // self.heads)
+            qkv = _Reorder.apply(qkv, rotary.order, rotary.back)  # type: ignore[no-untyped-call]
+        return AttentionWeights(Weight.pack(qkv, rows), Weight.pack(self.out.weight, rows))
+
+    def forward(
+        self,
+        x: Tensor,
+        weights: AttentionWeights,
+        rotary: Rotary | None,
+        key_bias: Tensor | None,
+        mask: Tensor | None,
+    ) -> Tensor:
+        batch, length, width = x.shape
+        qkv = product(x, weights.qkv).view(batch, length, 3, self.heads, width // self.heads)
         mask = None if mask is None else mask.view(qkv.shape)
         mixed = self.mix(qkv, mask, rotary, key_bias, short=x.device.type == "cpu" and length <= SHORT)
-        return product(mixed, self.out.weight)
+        return product(mixed, weights.out)
 
     def mix(
         self, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None, short: bool
@@ -330,6 +394,12 @@ class Context:
     key_bias: Tensor | None
 
 
+@dataclass(frozen=True)
+class LayerWeights:
+    mixer: AttentionWeights | SwiWeights
+    mlp: SwiWeights
+
+
 class Layer(nn.Module):
     def __init__(self, config: ModelConfig, length: int) -> None:
         super().__init__()
@@ -339,16 +409,24 @@ class Layer(nn.Module):
         self.tokens = SwiGLU(length, config) if config.mixer == "mlp" else None
         self.mlp = SwiGLU(config.width, config, conv=config.mlp_conv)
 
-    def forward(self, x: Tensor, context: Context, masks: LayerMasks | None) -> Tensor:
+    def weights(self, rotary: Rotary | None, batch: int) -> LayerWeights:
+        mlp = self.mlp.weights(batch * self.length)
         if self.attention is not None:
-            mixed = self.attention(x, context.rotary, context.key_bias, masks.qkv if masks else None)
+            return LayerWeights(self.attention.weights(rotary, batch * self.length), mlp)
+        assert self.tokens is not None
+        return LayerWeights(self.tokens.weights(batch * self.width), mlp)
+
+    def forward(self, x: Tensor, weights: LayerWeights, context: Context, masks: LayerMasks | None) -> Tensor:
+        if self.attention is not None:
+            mask = masks.qkv if masks else None
+            mixed = self.attention(x, weights.mixer, context.rotary, context.key_bias, mask)
             x = rms_norm(x, mixed, masks.attention if masks else None)
         else:
             assert self.tokens is not None
             across = x.transpose(1, 2)
-            mixed = self.tokens(across)
+            mixed = self.tokens(across, weights.mixer)
             x = rms_norm(across, mixed, masks.attention.transpose(1, 2) if masks else None).transpose(1, 2)
-        out = self.mlp(x, masks.middle if masks else None)
+        out = self.mlp(x, weights.mlp, masks.middle if masks else None)
         return rms_norm(x, out, masks.ffn if masks else None)
 
     def masks(self, key: Tensor, drop: float, dtype: torch.dtype) -> LayerMasks:
@@ -369,10 +447,15 @@ class Block(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Layer(config, length) for _ in range(config.layers))
 
-    def forward(self, x: Tensor, context: Context, masks: list[LayerMasks] | None) -> Tensor:
+    def forward(
+        self, x: Tensor, weights: list[LayerWeights], context: Context, masks: list[LayerMasks] | None
+    ) -> Tensor:
         for i, layer in enumerate(self.layers):
-            x = layer(x, context, masks[i] if masks is not None else None)
+            x = layer(x, weights[i], context, masks[i] if masks is not None else None)
         return x
+
+    def weights(self, rotary: Rotary | None, batch: int) -> list[LayerWeights]:
+        return [layer.weights(rotary, batch) for layer in self.layers]  # type: ignore[operator]
 
     def masks(self, key: Tensor, drop: float, dtype: torch.dtype) -> list[LayerMasks]:
         return [layer.masks(rng.fold(key, i), drop, dtype) for i, layer in enumerate(self.layers)]  # type: ignore[operator]
