@@ -18,7 +18,6 @@ import argparse
 import json
 import math
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
