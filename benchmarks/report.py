@@ -89,11 +89,34 @@ def serve(said: dict[str, Any]) -> str:
     return f"{clients} clients at a time.\n\n{table(head, rows)}"
 
 
+def peers(said: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["peer"],
+            str(row["layers"]),
+            row["what"],
+            f"{row['theirs_ms']:,.0f} ms",
+            f"{row['ours_ms']:,.0f} ms",
+            f"{row['ratio']:.2f}",
+            f"{row['of_limit']:.0%}",
+        ]
+        for row in said["rows"]
+    ]
+    clock = "CPU time of one thread" if said["threads"] == 1 else f"{said['threads']} threads"
+    about = (
+        f"Width 512, {said['tokens']} tokens, batch {said['batch']}, float32, {clock}, medians of {said['rounds']} "
+        f"alternating rounds; load {said['load']:.1f} before."
+    )
+    head = "authors' code | layers a module | one ACT step of | theirs | ours | times as fast | of the products' limit"
+    return f"{about}\n\n{table(head, rows)}"
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "model": model,
     "train": train,
     "inference": inference,
     "serve": serve,
+    "peers": peers,
 }
 
 
