@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ponder.domains.arc import Arc1, Arc1Params, score_votes
-from ponder.domains.arc_sources import ArcEvaluation
-from ponder.domains.arc_votes import Prediction
-from ponder.domains.base import Arrays
+from ponder.domains.arc.domain import Arc1, Arc1Params
+from ponder.domains.arc.sources import ArcEvaluation
+from ponder.domains.arc.votes import Prediction, score_votes
+from ponder.domains.contract import Arrays
 
 HERE = Path(__file__).resolve().parents[1]
 NEIGHBOUR = HERE.parent / "shared" / "data" / "conceptarc"

@@ -13,8 +13,8 @@ from itertools import product
 
 import numpy as np
 
-from ponder.domains.arithmetic import Arithmetic
-from ponder.domains.arithmetic_generate import ArithmeticParams, draw, matches, search, shapes
+from ponder.domains.arithmetic.domain import Arithmetic
+from ponder.domains.arithmetic.generate import ArithmeticParams, draw, matches, search, shapes
 
 KINDS = ("canonical", "sampled", "unique")
 

@@ -20,15 +20,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ponder import data, runtime
+from ponder import data
+from ponder.base import runtime
+from ponder.base.errors import UserError
+from ponder.base.stats import paired
 from ponder.data import Dataset
-from ponder.domains.base import Tokens
-from ponder.engine import SLOTS, Checker, Engine, Halt, Policy
-from ponder.errors import UserError
-from ponder.evaluate import Judge, forced_steps
-from ponder.infer import open_weights, zoo_names
-from ponder.policy import Subject, subject
-from ponder.stats import paired
+from ponder.domains.contract import Tokens
+from ponder.evaluation.compare import Subject, subject
+from ponder.evaluation.records import Judge
+from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy
+from ponder.inference.weights import open_weights, zoo_names
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_inference.json"
 DEFAULT = ("sudoku-4x4", "sudoku-6x6")
@@ -56,7 +57,6 @@ class Row:
 
 
 def measure(what: Subject, slots: int, rounds: int) -> list[Row]:
-    here = runtime.Runtime(what.model.table.device)
     batch, n = what.batch, len(what.index)
     policies: list[Policy] = [Halt(), Halt(0.9), Checker()]
     answers: dict[str, Tokens] = {}
@@ -67,8 +67,8 @@ def measure(what: Subject, slots: int, rounds: int) -> list[Row]:
         parts = []
         for start in range(0, n, slots):
             rows = slice(start, start + slots)
-            *_, last = forced_steps(what.model, batch.inputs[rows], batch.task_ids[rows], BUDGET, here, "float32")
-            parts.append(last.answers)
+            engine = Engine(what.model, what.domain, slots, Full(), BUDGET)
+            parts.append(engine.run(batch.inputs[rows], batch.task_ids[rows]).answers)
         answers["full"], steps["full"] = np.concatenate(parts), BUDGET
 
     def adaptive(policy: Policy) -> Callable[[], None]:
@@ -167,7 +167,7 @@ def main() -> None:
             "rows": [asdict(row) for row in rows],
         }
         RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ import resource
 import sys
 import time
 
-from ponder.domains.life import Life
-from ponder.domains.life_generate import LifeParams
+from ponder.domains.life.domain import Life
+from ponder.domains.life.generate import LifeParams
 
 
 def peak_gib(who: int) -> float:

@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
-from ponder.domains.base import Tokens
-from ponder.domains.maze import PATH, Maze, MazeParams
+from ponder.domains.contract import Tokens
+from ponder.domains.maze.domain import PATH, Maze, MazeParams
 
 
 def cpu_seconds() -> float:

@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ponder.markers import put_between
-from ponder.metrics import read_log
-from ponder.stats import share
+from ponder.base.markers import put_between
+from ponder.base.stats import share
+from ponder.training.log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "mini"
@@ -22,7 +22,7 @@ BEGIN, END = "<!-- mini results: benchmarks/mini.py report -->", "<!-- end of mi
 
 def store(run: Path) -> None:
     """Keep what a run's log says: the curve of each split, and what it was run with."""
-    result = json.loads((run / "result.json").read_text())
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
     config = result["config"]
     name = config["preset"] + ("" if config["model"]["name"] == "ponder" else f"-{config['model']['name']}")
@@ -35,7 +35,7 @@ def store(run: Path) -> None:
         "cores": result["environment"]["cores"],
         "threads": result["environment"]["threads"],
         "commit": result["environment"]["commit"],
-        "ranks": json.loads((run / "environment.json").read_text()).get("ranks", 1),
+        "ranks": json.loads((run / "environment.json").read_text(encoding="utf-8")).get("ranks", 1),
         "compile": config["train"]["compile"],
         "updates": result["updates"],
         "seconds": result["seconds"],
@@ -50,7 +50,7 @@ def store(run: Path) -> None:
         ],
     }
     STORED.mkdir(parents=True, exist_ok=True)
-    (STORED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+    (STORED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     print(f"stored {STORED / name}.json")
 
 
@@ -90,7 +90,7 @@ def table(stored: list[dict[str, Any]]) -> list[str]:
 
 
 def report() -> None:
-    stored = [json.loads(path.read_text()) for path in sorted(STORED.glob("*.json"))]
+    stored = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(STORED.glob("*.json"))]
     lines = table(stored)
     intro = [
         "# Mini presets: learning curves",
@@ -103,7 +103,7 @@ def report() -> None:
         "thread ran two or three at a time.",
         "",
     ]
-    (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]))
+    (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]), encoding="utf-8")
     draw(stored, ROOT / "docs" / "mini.png")
     put_between(ROOT / "README.md", BEGIN, END, "\n".join(line for line in lines if "| val |" not in line))
     print("\n".join(lines))

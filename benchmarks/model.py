@@ -33,12 +33,15 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ponder import cost, losses, rng, runtime, train
-from ponder.config import ModelConfig, resolve
-from ponder.domains.base import ArraySource
+from ponder.base import rng, runtime
+from ponder.config.resolve import resolve
+from ponder.config.schema import ModelConfig
+from ponder.domains.contract import ArraySource
+from ponder.model import cost, losses
 from ponder.model.layers import Attention, Rotary, compile_blocks, inner_width
 from ponder.model.reasoner import Carry, Reasoner
-from ponder.slots import slot_count
+from ponder.training import loop as train
+from ponder.training.slots import slot_count
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_model.json"
 
@@ -396,7 +399,7 @@ def main() -> None:
         print(f"attention, {form['tokens']:4d} tokens: explicit {form['explicit_ms']} ms, fused {form['fused_ms']} ms")
     if args.save:
         RESULT.parent.mkdir(exist_ok=True)
-        said = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+        said = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
         said[f"{args.processes} x {threads}"] = {
             "environment": runtime.environment(),
             "load": load,
@@ -404,7 +407,7 @@ def main() -> None:
             "steps": [asdict(r) for r in rows],
             "attention": forms,
         }
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Side by side with the authors' own code: `python benchmarks/peers.py --hrm DIR --trm DIR --urm DIR [--save]`.
+"""Side by side with the authors' own code: `python -m benchmarks.peers --hrm DIR --trm DIR --urm DIR [--save]`.
 
 DIR is a checkout of theirs (sapientinc/HRM, SamsungSAILMontreal/TinyRecursiveModels, UbiquantAI/URM); nothing of it is
 kept. Their configuration is read from their own file, width 512, on 81 tokens, in float32; flash-attn, which needs a
@@ -29,11 +29,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 import yaml
-from model import Peak, Shape, Steps, prepare
 from torch import Tensor
 
-from ponder import cost, runtime
-from ponder.model.interop import load_official, official_config
+from benchmarks.model import Peak, Shape, Steps, prepare
+from ponder.base import runtime
+from ponder.model import cost
+from ponder.model.published import load_official, official_config
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_peers.json"
 TOKENS, VOCAB, BATCH = 81, 11, 16

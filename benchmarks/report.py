@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ponder.markers import put_between
+from ponder.base.markers import put_between
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "performance.md"
@@ -123,7 +123,11 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
 def main() -> None:
     for name, make in TABLES.items():
         stored = ROOT / "results" / f"bench_{name}.json"
-        made = make(json.loads(stored.read_text())) if stored.exists() else f"Not measured: {stored.name} is missing."
+        made = (
+            make(json.loads(stored.read_text(encoding="utf-8")))
+            if stored.exists()
+            else f"Not measured: {stored.name} is missing."
+        )
         put_between(PAGE, f"<!-- {name}: benchmarks/report.py -->", f"<!-- end of {name} -->", made)
     print(f"wrote {PAGE.relative_to(ROOT)}")
 

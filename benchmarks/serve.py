@@ -25,9 +25,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from ponder import runtime
-from ponder.errors import UserError
-from ponder.infer import Solver, open_weights
+from ponder.base import runtime
+from ponder.base.errors import UserError
+from ponder.inference.solver import Solver
+from ponder.inference.weights import open_weights
 from ponder.serve.service import SLOTS
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_serve.json"
@@ -69,7 +70,7 @@ def serving(model: str, slots: int, threads: int | None) -> Iterator[Server]:
     words = [sys.executable, "-m", "ponder", "serve", "--port", "0", "--model", model, "--slots", str(slots)]
     words += ["--queue", "100000", "--timeout", "600", *(["--threads", str(threads)] if threads else [])]
     env = {k: v for k, v in os.environ.items() if k != "PONDER_TOKEN"}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as process:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, encoding="utf-8", env=env) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -177,7 +178,7 @@ def main() -> None:
     if options.save:
         said = {"goal": GOAL, "environment": runtime.environment(), "rows": [asdict(row) for row in rows]}
         RESULT.parent.mkdir(exist_ok=True)
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from ponder.domains.sudoku import COLUMNS, Sudoku, SudokuParams
+from ponder.domains.sudoku.domain import COLUMNS, Sudoku, SudokuParams
 
 PUBLISHED_ROWS = 3_831_994 + 422_786
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from ponder import data
-from ponder.config import Config, resolve
-from ponder.cost import cost
+from ponder.base.runtime import Runtime, matmul_peak, reuse_memory
+from ponder.config.resolve import Config, resolve
+from ponder.model.cost import cost
 from ponder.model.reasoner import Reasoner
-from ponder.optim import AdamAtan2, Weights, clip
-from ponder.runtime import Runtime, matmul_peak, reuse_memory
-from ponder.slots import Slots, make_slots, refill
-from ponder.train import Depth, micro_step
+from ponder.training.loop import Depth, micro_step
+from ponder.training.optimisers import AdamAtan2, Weights, clip
+from ponder.training.slots import Slots, make_slots, refill
 
 MODELS = ("dense", "hrm", "trm", "urm", "ponder")
 HERE = Runtime(torch.device("cpu"))
@@ -37,7 +37,7 @@ class Trainer:
         self.weights = Weights(self.model)
         self.optimiser = AdamAtan2(self.weights, config.train)
         (self.slots,) = make_slots(config, self.model, domain.seq_len, HERE, torch.float32)
-        self.flops = cost(config, len(domain.vocab), domain.seq_len).training_flops
+        self.flops = cost(config.model, len(domain.vocab), domain.seq_len).training_flops
 
     def update(self) -> None:
         slots: Slots = self.slots
@@ -87,7 +87,8 @@ def main() -> None:
         path = Path(__file__).resolve().parents[1] / "results" / "bench_train.json"
         about = {"preset": args.preset, "batch": batch, "cores": os.cpu_count(), "threads": threads}
         path.write_text(
-            json.dumps({**about, "rounds": args.rounds, "peak_flops": peak, "models": rows}, indent=1) + "\n"
+            json.dumps({**about, "rounds": args.rounds, "peak_flops": peak, "models": rows}, indent=1) + "\n",
+            encoding="utf-8",
         )
 
 

@@ -1,18 +1,41 @@
-"""ponder: recursive reasoning models, from training to solvers."""
+"""ponder: recursive reasoning models, from training to solvers. docs/api.md shows what can be imported from here."""
 
 from typing import TYPE_CHECKING, Any
 
+from ponder.base.errors import UserError
+
 if TYPE_CHECKING:
-    from ponder.infer import Answer, Solver
+    from ponder.api import Limits, build, compare, evaluate, resolve, train
+    from ponder.inference.answers import Answer
+    from ponder.inference.solver import Solver
+
+from ponder.base.cores import wait_quietly
 
 __version__ = "0.1.0"
-__all__ = ["Answer", "Solver", "__version__"]
+__all__ = [
+    "Answer",
+    "Limits",
+    "Solver",
+    "UserError",
+    "__version__",
+    "build",
+    "compare",
+    "evaluate",
+    "resolve",
+    "train",
+]
+
+wait_quietly()
 
 
 def __getattr__(name: str) -> Any:
-    """`from ponder import Solver`, without every command paying for torch."""
+    """Every other name is loaded when it is used, so that no command pays for torch before it needs it."""
+    if name not in __all__:
+        raise AttributeError(f"module 'ponder' has no attribute {name!r}")
     if name in ("Answer", "Solver"):
-        from ponder import infer
+        from ponder.inference import solver
 
-        return getattr(infer, name)
-    raise AttributeError(f"module 'ponder' has no attribute {name!r}")
+        return getattr(solver, name)
+    from ponder import api
+
+    return getattr(api, name)

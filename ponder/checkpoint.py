@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from ponder.errors import UserError
+from ponder.base import files
+from ponder.base.errors import UserError
 
 STATE = "state.json"
 OWN = "sha256"
@@ -39,7 +39,7 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Non
     file = folder / f"{name}.safetensors"
     try:
         save_file({k: v.detach().contiguous() for k, v in tensors.items()}, file)
-        _to_disk(file)
+        files.to_disk(file)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot write {file} ({reason}): is the disk full? Checkpoints before it are whole") from None
@@ -53,18 +53,10 @@ def aside(target: Path) -> Path:
 def complete(target: Path, state: Mapping[str, Any]) -> None:
     """Hash what was written aside, write the state last, and give the folder its name."""
     part = aside(target)
-    files = {f.name: sha256(f) for f in sorted(part.glob("*.safetensors"))}
-    whole = json.loads(json.dumps({**state, "files": files}))
-    (part / STATE).write_text(json.dumps({**whole, OWN: _own_hash(whole)}, indent=1))
-    _to_disk(part / STATE)
-    _to_disk(part)
-    old = _old(target)
-    if target.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        target.rename(old)
-    part.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
-    _to_disk(target.parent)
+    hashes = {f.name: files.sha256(f) for f in sorted(part.glob("*.safetensors"))}
+    whole = json.loads(json.dumps({**state, "files": hashes}))
+    files.write_json(part / STATE, {**whole, OWN: _own_hash(whole)})
+    files.put_folder(part, target)
 
 
 def _own_hash(state: Mapping[str, Any]) -> str:
@@ -72,26 +64,21 @@ def _own_hash(state: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _old(target: Path) -> Path:
-    return target.with_name(f".{target.name}.old")
-
-
 def read(path: Path) -> Checkpoint:
     """A checkpoint whose every byte is what was written; otherwise an error that names the file."""
-    if not path.exists() and _old(path).exists():
-        _old(path).rename(path)  # killed between two renames of `complete`
+    files.restore(path)
     try:
-        state = json.loads((path / STATE).read_text())
-        files = state["files"]
+        state = files.read_json(path / STATE)
+        hashes = state["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
     if OWN in state and _own_hash(state) != state[OWN]:
         raise UserError(f"checkpoint file {path / STATE} was edited (its hash does not match)")
-    for name, expected in files.items():
+    for name, expected in hashes.items():
         file = path / name
         if not file.is_file():
             raise UserError(f"checkpoint {path} is incomplete ({name} is missing)")
-        if sha256(file) != expected:
+        if files.sha256(file) != expected:
             raise UserError(f"checkpoint file {file} was truncated or edited (its hash does not match)")
     return Checkpoint(path, state)
 
@@ -114,23 +101,6 @@ def listed(folder: Path) -> list[Path]:
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest few, and leftovers of writes that never finished."""
     for path in listed(folder)[:-keep]:
-        gone = _old(path)
-        path.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-    for leftover in folder.glob(".*.part"):
+        files.remove_folder(path)
+    for leftover in (*folder.glob(".*.part"), *folder.glob(".*.old")):
         shutil.rmtree(leftover, ignore_errors=True)
-    for leftover in folder.glob(".*.old"):
-        shutil.rmtree(leftover, ignore_errors=True)
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -7,9 +7,7 @@ under another name and renamed, so that one under its own name is complete.
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ponder.config import DataConfig
-from ponder.domains.base import Arrays, Domain, Progress, Source, silent
-from ponder.errors import UserError, unknown
+from ponder.base import files
+from ponder.base.console import Bar
+from ponder.base.errors import UserError, unknown
+from ponder.config.resolve import DataConfig, parse_overrides, resolve
+from ponder.domains.contract import Arrays, Domain, Progress, Source, silent
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -28,8 +28,8 @@ MANIFEST = "manifest.json"
 
 def folder_for(root: Path, config: DataConfig) -> Path:
     """Where a dataset belongs: its name says the domain and a hash of what determines its bytes."""
-    said = json.dumps(config.flat(), sort_keys=True).encode()
-    return root / f"{config.domain}-{hashlib.sha256(said).hexdigest()[:10]}"
+    identity = json.dumps(config.flat(), sort_keys=True).encode()
+    return root / f"{config.domain}-{hashlib.sha256(identity).hexdigest()[:10]}"
 
 
 def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress = silent) -> Path:
@@ -38,34 +38,28 @@ def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress =
     if (path / MANIFEST).is_file():
         return path
     domain = config.make()
+    began = False
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=root))
+        with files.folder_aside(path, whole=MANIFEST) as aside:
+            began = True
+            splits = domain.build(config.seed, workers, progress)
+            _write(aside, config, domain, splits, progress)
     except OSError as error:
-        raise UserError(f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir") from None
-    try:
-        splits = domain.build(config.seed, workers, progress)
-        _write(aside, config, domain, splits, progress)
-        aside.chmod(0o755)
-        if (path / MANIFEST).is_file():
-            return path  # another process was faster; its bytes are the same
-        if path.exists():
-            shutil.rmtree(path)  # no manifest: a leftover that was never a dataset
-        aside.rename(path)
-    except OSError as error:
-        if error.errno in (28, 122):
+        if not began:
+            raise UserError(
+                f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir"
+            ) from None
+        if error.errno in files.FULL:
             raise UserError(f"the disk of {root} is full: free some space or choose --data-dir") from None
         raise
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return path
 
 
 def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str, Arrays], progress: Progress) -> None:
     listed: dict[str, Any] = {}
-    files = [(split, name) for split, arrays in splits.items() for name in arrays]
-    for done, (split, name) in enumerate(files):
-        progress("writing", done, len(files))
+    arrays_of = [(split, name) for split, arrays in splits.items() for name in arrays]
+    for done, (split, name) in enumerate(arrays_of):
+        progress("writing", done, len(arrays_of))
         array = splits[split][name]
         file = f"{split}.{name}.npy"
         np.save(folder / file, array)
@@ -73,9 +67,9 @@ def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str
             "file": file,
             "shape": list(array.shape),
             "dtype": str(array.dtype),
-            "sha256": _sha256(folder / file),
+            "sha256": files.sha256(folder / file),
         }
-    progress("writing", len(files), len(files))
+    progress("writing", len(arrays_of), len(arrays_of))
     manifest = {
         "version": VERSION,
         "data": config.flat(),
@@ -84,12 +78,7 @@ def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str
         "counts": {split: len(arrays["inputs"]) for split, arrays in splits.items()},
         "splits": listed,
     }
-    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    files.write_json(folder / MANIFEST, manifest)
 
 
 @dataclass(frozen=True)
@@ -102,7 +91,7 @@ class Dataset:
     def open(path: Path) -> "Dataset":
         """Open a built dataset. Fails in one line where the manifest is missing, broken or does not match the files."""
         try:
-            manifest = json.loads((path / MANIFEST).read_text())
+            manifest = files.read_json(path / MANIFEST)
         except FileNotFoundError:
             raise UserError(
                 f"{path} holds no dataset (no {MANIFEST}): build one with `ponder data build PRESET`"
@@ -132,8 +121,8 @@ class Dataset:
     @property
     def hash(self) -> str:
         """One hash over all files' hashes: what a result is tied to."""
-        said = [entry["sha256"] for split in self.manifest["splits"].values() for entry in split.values()]
-        return hashlib.sha256("".join(said).encode()).hexdigest()[:16]
+        hashes = [entry["sha256"] for split in self.manifest["splits"].values() for entry in split.values()]
+        return hashlib.sha256("".join(hashes).encode()).hexdigest()[:16]
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -166,7 +155,7 @@ class Dataset:
         entries = [entry for split in self.manifest["splits"].values() for entry in split.values()]
         for done, entry in enumerate(entries):
             progress("hashing", done, len(entries))
-            found = _sha256(self.path / entry["file"])
+            found = files.sha256(self.path / entry["file"])
             if found != entry["sha256"]:
                 raise UserError(
                     f"{self.path / entry['file']} was changed (sha256 {found[:12]}, manifest {entry['sha256'][:12]}): "
@@ -174,6 +163,15 @@ class Dataset:
                 )
         progress("hashing", len(entries), len(entries))
         return len(entries)
+
+
+def open_named(name: str, overrides: Sequence[str], root: Path, workers: int | None = None) -> "Dataset":
+    """A preset's dataset, built if need be before the reader's eyes; or the folder of one that exists."""
+    if (Path(name) / MANIFEST).is_file():
+        return Dataset.open(Path(name))
+    config = resolve(name, None, parse_overrides(overrides))
+    with Bar() as bar:
+        return Dataset.open(build(config.data, root, workers or default_workers(), bar))
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,20 @@
 """Shared fixtures: a tiny dataset and a configuration that trains in a second."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
 import torch
 
 from ponder import data
-from ponder.config import Config, resolve
+from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 
 torch.set_num_threads(1)
+# Models and domains of whoever runs the tests are not looked at.
+os.environ["XDG_DATA_HOME"] = str(Path(tempfile.gettempdir()) / "no-data-of-any-user")
+os.environ.pop("PONDER_DOMAINS", None)
 
 
 def tiny(**overrides: dict[str, object]) -> Config:

@@ -11,8 +11,8 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from ponder.domains.base import Ints, Progress, Tokens, silent
-from ponder.errors import UserError
+from ponder.base.errors import UserError
+from ponder.domains.contract import Ints, Progress, Tokens, silent
 
 COMMA, NEWLINE, RETURN, QUOTE = b',\n\r"'
 CHUNK_BYTES = 1 << 24

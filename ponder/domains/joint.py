@@ -14,9 +14,10 @@ import numpy.typing as npt
 from pydantic import Field, field_validator
 from rich.text import Text
 
-from ponder.domains.arithmetic import Arithmetic
-from ponder.domains.arithmetic_generate import ArithmeticParams
-from ponder.domains.base import (
+from ponder.base.errors import UserError, unknown
+from ponder.domains.arithmetic.domain import Arithmetic
+from ponder.domains.arithmetic.generate import ArithmeticParams
+from ponder.domains.contract import (
     PAD,
     Arrays,
     Batch,
@@ -32,11 +33,10 @@ from ponder.domains.base import (
     rng_for,
     silent,
 )
-from ponder.domains.life import Life
-from ponder.domains.life_generate import LifeParams
-from ponder.domains.maze import Maze, MazeParams
-from ponder.domains.sudoku import Sudoku, SudokuParams
-from ponder.errors import UserError, unknown
+from ponder.domains.life.domain import Life
+from ponder.domains.life.generate import LifeParams
+from ponder.domains.maze.domain import Maze, MazeParams
+from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 
 Name = Literal["arithmetic", "sudoku", "life", "maze"]
 NAMES: tuple[Name, ...] = get_args(Name)
@@ -155,6 +155,7 @@ class Joint(Domain):
         "kind writes it.\n" + "\n".join(f"{part.name}: {part.rules}" for part in (Arithmetic, Sudoku, Life, Maze))
     )
     example = f"arithmetic: {Arithmetic.example}"
+    smoke: ClassVar[Mapping[str, Any]] = {"parts": {part.name: part.smoke for part in (Arithmetic, Sudoku, Life, Maze)}}
     Params: ClassVar[type[Params]] = JointParams
     vocab = (" ", "0", "1")
     params: JointParams
@@ -171,9 +172,9 @@ class Joint(Domain):
             "train": Split("train", "the training examples of all domains"),
             "val": Split("val", "the val examples of all domains"),
         } | {
-            f"{name}.{split}": said
+            f"{name}.{split}": about
             for name, part in self.parts.items()
-            for split, said in part.domain.splits.items()
+            for split, about in part.domain.splits.items()
             if split not in ("train", "val")
         }
 
@@ -233,8 +234,7 @@ class Joint(Domain):
                 return part
         raise UserError(f"the puzzle's first {TAG} bits name none of: {', '.join(self.parts)}")
 
-    def _own(self, inputs: Tokens, *answers: Tokens) -> tuple[Domain, Sequence[Tokens]]:
-        """A puzzle's domain, and the puzzle and its answers in that domain's tokens."""
+    def own(self, inputs: Tokens, *answers: Tokens) -> tuple[Domain, Sequence[Tokens]]:
         part = self.part_of(inputs)
         return part.domain, [part.decode(stream[None])[0] for stream in (inputs, *answers)]
 
@@ -258,7 +258,7 @@ class Joint(Domain):
         return self._joined(part, part.domain.parse(puzzle.strip()), tagged=True)
 
     def format(self, inputs: Tokens) -> str:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return f"{domain.name}: {domain.format(own)}"
 
     def from_json(self, puzzle: Json) -> Tokens:
@@ -268,19 +268,19 @@ class Joint(Domain):
         return self._joined(part, part.domain.from_json(puzzle["puzzle"]), tagged=True)
 
     def to_json(self, inputs: Tokens) -> Json:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return {"domain": domain.name, "puzzle": domain.to_json(own)}
 
     def parse_answer(self, inputs: Tokens, text: str) -> Tokens:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return self._joined(self.part_of(inputs), domain.parse_answer(own, text), tagged=False)
 
     def format_answer(self, inputs: Tokens, answer: Tokens) -> str:
-        domain, (own, own_answer) = self._own(inputs, answer)
+        domain, (own, own_answer) = self.own(inputs, answer)
         return domain.format_answer(own, own_answer)
 
     def answer_to_json(self, inputs: Tokens, answer: Tokens) -> Json:
-        domain, (own, own_answer) = self._own(inputs, answer)
+        domain, (own, own_answer) = self.own(inputs, answer)
         return domain.answer_to_json(own, own_answer)
 
     # Judging --------------------------------------------------------------------------------------------------------
@@ -294,25 +294,25 @@ class Joint(Domain):
         return accepted
 
     def explain(self, inputs: Tokens, answer: Tokens) -> str:
-        domain, (own, own_answer) = self._own(inputs, answer)
+        domain, (own, own_answer) = self.own(inputs, answer)
         return domain.explain(own, own_answer)
 
     def conflicts(self, inputs: Tokens) -> str:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return domain.conflicts(own)
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
-        domain, (own,) = self._own(inputs)
+        domain, (own,) = self.own(inputs)
         return [self._joined(self.part_of(inputs), a, tagged=False) for a in domain.solutions(own, limit)]
 
     # Looking at it --------------------------------------------------------------------------------------------------
 
     def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
-        domain, (own, *answers) = self._own(inputs, *([] if answer is None else [answer]))
+        domain, (own, *answers) = self.own(inputs, *([] if answer is None else [answer]))
         return Text(f"{domain.name}\n", style="dim").append_text(domain.render(own, *answers))
 
     def svg(self, inputs: Tokens, answer: Tokens | None = None, changed: Bools | None = None) -> str:
-        domain, (own, *answers) = self._own(inputs, *([] if answer is None else [answer]))
+        domain, (own, *answers) = self.own(inputs, *([] if answer is None else [answer]))
         part = self.part_of(inputs)
         lit: Bools | None = None
         if changed is not None:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ponder import rng
-from ponder.config import ModelConfig
+from ponder.base import rng
+from ponder.config.schema import ModelConfig
 from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, recur
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ponder.config import ModelConfig
+from ponder.config.schema import ModelConfig
 from ponder.model.layers import linear, rms_norm
 
 

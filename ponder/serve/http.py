@@ -13,10 +13,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 
-from ponder import __version__, runtime
-from ponder.answers import Answer, as_data
-from ponder.errors import UserError, needs_extra
-from ponder.infer import Shelf, Solver
+from ponder import __version__
+from ponder.base import runtime
+from ponder.base.errors import UserError, needs_extra
+from ponder.base.files import read_json
+from ponder.inference.answers import Answer, as_data
+from ponder.inference.solver import Shelf, Solver
 from ponder.serve import service as serving
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 
@@ -50,6 +52,7 @@ class Asked(BaseModel):
     )
     trace: bool = Field(default=False, description="the answer after every ACT step too")
     steps: int | None = Field(default=None, description="ACT steps at most; the model's own budget unless given")
+    picture: bool = Field(default=False, description="in a stream: each answer as an SVG picture too")
 
 
 BODY_SCHEMA = {
@@ -118,9 +121,10 @@ def make_app(
                 try:
                     async for item in items:
                         if isinstance(item, Answer):
-                            yield "answer", item.as_data(trace=False)
+                            name, data, seen = "answer", item.as_data(trace=False), (inputs, item.tokens)
                         else:
-                            yield "step", as_data(item, solver.domain, inputs)
+                            name, data, seen = "step", as_data(item, solver.domain, inputs), (inputs, item.answer)
+                        yield name, data | ({"svg": solver.domain.svg(*seen)} if asked.picture else {})
                 except (Late, Failed) as error:
                     yield "error", {"error": str(error)}
 
@@ -206,11 +210,13 @@ def _about(solver: Solver) -> dict[str, Any]:
         "example": example,
         "example_json": domain.to_json(domain.parse(example)),
         "checkable": domain.checkable,
+        "exact": domain.exact,
+        "board": domain.board(),
         "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
         "max_steps": solver.opened.model.config.max_steps,
         "budget": solver.steps,
         "params": domain.params.model_dump(mode="json"),
-        "card": json.loads(card.read_text()) if card.is_file() else None,
+        "card": read_json(card) if card.is_file() else None,
     }
 
 

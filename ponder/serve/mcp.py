@@ -9,18 +9,20 @@ import asyncio
 import json
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from inspect import Parameter, Signature
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, WithJsonSchema
+from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from ponder import __version__
-from ponder.answers import Answer
-from ponder.domains.base import Json
-from ponder.errors import UserError, needs_extra
-from ponder.infer import Shelf, Solver
-from ponder.serve.mcp_read import Puzzle, distance, fits, read_arithmetic, read_life, read_maze, read_sudoku, takes
+from ponder.base import files
+from ponder.base.errors import UserError, needs_extra
+from ponder.domains import registry
+from ponder.domains.contract import Json, Misfit, Tool
+from ponder.inference.answers import Answer
+from ponder.inference.solver import Shelf, Solver
 from ponder.serve.service import Busy, Late, Service
 
 try:
@@ -31,12 +33,6 @@ try:
 except ImportError:
     raise needs_extra("the MCP server", "serve") from None
 
-TOOLS = {
-    "sudoku": "solve_sudoku",
-    "maze": "solve_maze",
-    "life": "simulate_life",
-    "arithmetic": "recover_operators",
-}
 INSTRUCTIONS = (
     "Small trained networks that solve puzzles. Every answer is checked against the rules of its puzzle: pass it on as "
     "correct only where `verified` is true, and otherwise say that it was not. `list_solvers` says what can be solved."
@@ -51,30 +47,6 @@ Fallback = Annotated[
 ]
 
 
-def _grid(cells: list[str], about: str) -> WithJsonSchema:
-    """The schema of a grid. Any JSON is let through, so that the refusal can be in words rather than pydantic's."""
-    lists = {"type": "array", "items": {"type": "array", "items": {"type": cells}}}
-    strings = {"type": "array", "items": {"type": "string"}}
-    return WithJsonSchema({"description": about, "anyOf": [lists, strings, {"type": "string"}]})
-
-
-SUDOKU = _grid(
-    ["integer", "null"],
-    "Rows of cells: digits, with 0 or null for an empty cell; or rows as strings, with '.' for an empty cell.",
-)
-MAZE = _grid(["string"], "Rows as strings, top to bottom: # wall, . free cell, exactly one S (start) and one G (goal).")
-LIFE = _grid(["integer"], "Rows of cells, 1 alive and 0 dead; or rows as strings of O and '.'.")
-STEPS = WithJsonSchema({"description": "How many steps to run, 1 to 99.", "type": "integer"})
-EXPRESSION = WithJsonSchema(
-    {
-        "description": "Reverse Polish notation: numbers 1 to 9, and ? for each unknown operator, after the two things "
-        "it joins. (3 ? 4) ? 5 is written '3 4 ? 5 ?'.",
-        "type": "string",
-    }
-)
-Value = Annotated[int | None, Field(description="What the expression should evaluate to.")]
-
-
 class Checked(BaseModel):
     """An answer and how far to trust it."""
 
@@ -84,23 +56,6 @@ class Checked(BaseModel):
     model: str = Field(description="Which solver was asked.")
     steps: int = Field(description="How many steps the network thought.")
     confidence: float | None = Field(description="The network's own probability that its answer is right, 0 to 1.")
-
-
-class SudokuAnswer(Checked):
-    grid: list[list[int]] = Field(description="The filled grid, row by row.")
-
-
-class MazeAnswer(Checked):
-    grid: list[str] = Field(description="The maze, row by row, with o on every free cell of the path.")
-
-
-class LifeAnswer(Checked):
-    board: list[list[int | None]] = Field(description="The board after the steps: 1 alive, 0 dead.")
-
-
-class OperatorsAnswer(Checked):
-    expression: str = Field(description="The expression in reverse Polish notation with its operators.")
-    operators: list[str] = Field(description="The operators alone, from left to right.")
 
 
 class About(BaseModel):
@@ -119,13 +74,14 @@ class Solvers(BaseModel):
 
 def sentence(answer: Answer) -> str:
     """How far to trust an answer, for someone who may pass it on."""
-    said = answer.note[:1].upper() + answer.note[1:] + "." if answer.note else ""
+    note = answer.note[:1].upper() + answer.note[1:] + "." if answer.note else ""
     if answer.verified and answer.by == "exact":
-        return f"Checked: correct. Found by a classical solver, since the network failed. {said}".strip()
+        return f"Checked: correct. Found by a classical solver, since the network failed. {note}".strip()
     if answer.verified:
-        return f"Checked: correct. {said}".strip()
-    more = "" if answer.by == "exact" else " Where an answer exists, fallback='exact' finds it."
-    return f"NOT verified: {said or 'the checker refused it.'} Do not pass it on as a solution.{more}"
+        return f"Checked: correct. {note}".strip()
+    found = answer.by == "exact" or not answer.domain.exact
+    more = "" if found else " Where an answer exists, fallback='exact' finds it."
+    return f"NOT verified: {note or 'the checker refused it.'} Do not pass it on as a solution.{more}"
 
 
 # The server -----------------------------------------------------------------------------------------------------------
@@ -133,17 +89,55 @@ def sentence(answer: Answer) -> str:
 
 def make_mcp(service: Service) -> MCPServer:
     """The tools of one service, which must be running (`async with service`) while they are called."""
-    solvers = [service.shelf[name] for name in service.shelf.names]
-    examples = {solver.name: _example(solver) for solver in solvers}
+    able: dict[str, list[Solver]] = {}
+    for solver in service.shelf.solvers:
+        able.setdefault(solver.domain.name, []).append(solver)
+    tools = {name: tool for name, domain in registry.every().items() if (tool := domain.tool())}
     server: MCPServer = MCPServer(
         "ponder", title="ponder", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING"
     )
 
-    async def ask(domain: str, read: Callable[[], Puzzle], fallback: str | None, kind: type[Checked]) -> CallToolResult:
-        able = [solver for solver in solvers if solver.domain.name == domain]
+    async def list_solvers() -> Solvers:
+        return Solvers(
+            solvers=[
+                About(
+                    name=solver.name,
+                    tool=tools[solver.domain.name].name if solver.domain.name in tools else None,
+                    domain=solver.domain.name,
+                    takes=solver.domain.takes(),
+                    limits=_limits(solver),
+                    example=_example(solver),
+                )
+                for some in able.values()
+                for solver in some
+            ],
+            unavailable=[tool.name for name, tool in tools.items() if name not in able],
+        )
+
+    hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+    for name, tool in tools.items():
+        if name in able:
+            about = _description(tool, able[name])
+            server.add_tool(_function(service, tool, able[name]), tool.name, description=about, annotations=hints)
+    server.add_tool(
+        list_solvers,
+        description="Which puzzles can be solved here: each solver, its tool, the sizes it takes and an example call.",
+        annotations=hints,
+    )
+    return server
+
+
+def _function(service: Service, tool: Tool, able: Sequence[Solver]) -> Callable[..., Any]:
+    """The tool as a function whose signature has the arguments and the answer in it, for MCPServer to read.
+
+    Any JSON is let through, so that the refusal can be in words rather than pydantic's."""
+    fields: dict[str, Any] = {key: (Annotated[Any, WithJsonSchema(about)], ...) for key, about in tool.answer.items()}
+    kind = create_model(f"{tool.name}_answer", __base__=Checked, **fields)
+
+    async def call(fallback: str | None, **arguments: Any) -> CallToolResult:
         try:
-            puzzle = read()
-            found = await service.solve(_fitting(able, puzzle).name, puzzle.json, fallback=fallback)
+            solver, puzzle = _fitting(able, arguments)
+            found = await service.solve(solver.name, puzzle, fallback=fallback)
         except UserError as error:
             raise ToolError(str(error)) from None
         except (Busy, Late) as error:
@@ -162,73 +156,36 @@ def make_mcp(service: Service) -> MCPServer:
             content=[TextContent(type="text", text=text)], structured_content=data.model_dump(mode="json")
         )
 
-    async def solve_sudoku(
-        grid: Annotated[Any, SUDOKU], fallback: Fallback = None
-    ) -> Annotated[CallToolResult, SudokuAnswer]:
-        return await ask("sudoku", lambda: read_sudoku(grid), fallback, SudokuAnswer)
-
-    async def solve_maze(
-        grid: Annotated[Any, MAZE], fallback: Fallback = None
-    ) -> Annotated[CallToolResult, MazeAnswer]:
-        return await ask("maze", lambda: read_maze(grid), fallback, MazeAnswer)
-
-    async def simulate_life(
-        board: Annotated[Any, LIFE], steps: Annotated[Any, STEPS], fallback: Fallback = None
-    ) -> Annotated[CallToolResult, LifeAnswer]:
-        return await ask("life", lambda: read_life(board, steps), fallback, LifeAnswer)
-
-    async def recover_operators(
-        expression: Annotated[Any, EXPRESSION], value: Value = None, fallback: Fallback = None
-    ) -> Annotated[CallToolResult, OperatorsAnswer]:
-        return await ask("arithmetic", lambda: read_arithmetic(expression, value), fallback, OperatorsAnswer)
-
-    async def list_solvers() -> Solvers:
-        have = {solver.domain.name for solver in solvers}
-        return Solvers(
-            solvers=[
-                About(
-                    name=solver.name,
-                    tool=TOOLS.get(solver.domain.name),
-                    domain=solver.domain.name,
-                    takes=takes(solver.domain),
-                    limits=_limits(solver),
-                    example=examples[solver.name],
-                )
-                for solver in solvers
-            ],
-            unavailable=[tool for domain, tool in TOOLS.items() if domain not in have],
+    keyword = Parameter.KEYWORD_ONLY
+    parameters = [
+        Parameter(
+            name,
+            keyword,
+            default=None if name in tool.optional else Parameter.empty,
+            annotation=Annotated[Any, WithJsonSchema(about)],
         )
-
-    hints = ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
-    for tool in (solve_sudoku, solve_maze, simulate_life, recover_operators):
-        able = [solver for solver in solvers if TOOLS.get(solver.domain.name) == tool.__name__]
-        if able:
-            server.add_tool(tool, description=_description(able, examples[able[0].name]), annotations=hints)
-    server.add_tool(
-        list_solvers,
-        description="Which puzzles can be solved here: each solver, its tool, the sizes it takes and an example call.",
-        annotations=hints,
-    )
-    return server
+        for name, about in tool.arguments.items()
+    ]
+    parameters.append(Parameter("fallback", keyword, default=None, annotation=Fallback))
+    call.__signature__ = Signature(parameters, return_annotation=Annotated[CallToolResult, kind])  # type: ignore[attr-defined]
+    call.__name__ = tool.name
+    return call
 
 
-def _description(able: Sequence[Solver], example: Json) -> str:
-    what = {
-        "sudoku": "Solve a Sudoku: fill the empty cells so that every row, column and box holds each digit once.",
-        "maze": "Find a shortest path through a maze from S to G, stepping up, down, left or right between walls.",
-        "life": "Run Conway's Game of Life (B3/S23) for a number of steps.",
-        "arithmetic": "Find the operators (+ - * /) that give an expression its value; divisions leave no remainder.",
-    }[able[0].domain.name]
-    sizes = "; ".join(dict.fromkeys(takes(solver.domain) for solver in able))
+def _description(tool: Tool, able: Sequence[Solver]) -> str:
     return (
-        f"{what} A small trained network answers, and a checker says whether the answer is right (`verified`). "
-        f"Takes: {sizes}; nothing else. Example arguments: {json.dumps(example)}"
+        f"{tool.does} A small trained network answers, and a checker says whether the answer is right (`verified`). "
+        f"Takes: {_sizes(able)}; nothing else. Example arguments: {json.dumps(_example(able[0]))}"
     )
+
+
+def _sizes(able: Sequence[Solver]) -> str:
+    return "; ".join(dict.fromkeys(solver.domain.takes() for solver in able))
 
 
 def _limits(solver: Solver) -> str | None:
     card = solver.opened.path / "card.json"
-    return json.loads(card.read_text())["limits"] if card.is_file() else None
+    return files.read_json(card)["limits"] if card.is_file() else None
 
 
 def _example(solver: Solver) -> Json:
@@ -236,25 +193,25 @@ def _example(solver: Solver) -> Json:
     return domain.to_json(domain.sample(0, 1)[0][0])
 
 
-def _fitting(able: Sequence[Solver], puzzle: Puzzle) -> Solver:
-    """The first solver for a puzzle of that size."""
+def _fitting(able: Sequence[Solver], arguments: Mapping[str, Any]) -> tuple[Solver, Json]:
+    """The first solver for a puzzle of that size, and the puzzle."""
+    misfits: list[tuple[int, str, Solver]] = []
     for solver in able:
-        if fits(solver.domain, puzzle.size):
-            return solver
-    domain = able[0].domain.name
-    given = f"{puzzle.size.rows} numbers" if domain == "arithmetic" else f"{puzzle.size} cells (rows x columns)"
-    nearest = min(able, key=lambda solver: distance(solver.domain, puzzle.size))
-    others = "" if len(able) == 1 else f"; the nearest is {takes(nearest.domain)}"
-    sizes = "; ".join(dict.fromkeys(takes(solver.domain) for solver in able))
-    raise UserError(f"this puzzle has {given}, which no solver here takes. Available: {sizes}{others}")
+        try:
+            return solver, solver.domain.read_call(arguments)
+        except Misfit as error:
+            misfits.append((error.distance, error.size, solver))
+    _, size, nearest = min(misfits, key=lambda each: each[0])
+    others = "" if len(able) == 1 else f"; the nearest is {nearest.domain.takes()}"
+    raise UserError(f"this puzzle has {size}, which no solver here takes. Available: {_sizes(able)}{others}")
 
 
-def _drawn(data: Json) -> str:
-    """An answer as text."""
-    if "expression" in data:
-        return str(data["expression"])
-    rows = data.get("grid") or data.get("board")
-    return "\n".join(row if isinstance(row, str) else " ".join(map(_cell, row)) for row in rows)
+def _drawn(answer: Json) -> str:
+    """An answer as text: what its first key holds."""
+    value = next(iter(answer.values()))
+    if isinstance(value, str):
+        return value
+    return "\n".join(row if isinstance(row, str) else " ".join(map(_cell, row)) for row in value)
 
 
 def _cell(value: int | None) -> str:

@@ -17,10 +17,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from ponder.answers import Answer, Thought
-from ponder.domains.base import Json, Tokens
-from ponder.errors import UserError, unknown
-from ponder.infer import Shelf, Solver
+from ponder.base.errors import UserError, unknown
+from ponder.domains.contract import Json, Tokens
+from ponder.inference.answers import Answer, Thought
+from ponder.inference.solver import Shelf, Solver
 from ponder.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Service:
         if not timeout > 0:
             raise UserError(f"timeout {timeout:g} is too small: give a number of seconds above 0")
         self.shelf, self.slots, self.queue, self.timeout = shelf, slots, queue, timeout
-        self.desks = {name: _Desk(shelf[name], slots) for name in shelf.names}
+        self.desks = {solver.name: _Desk(solver, slots) for solver in shelf.solvers}
         self.metrics = Metrics()
         self.wake = threading.Condition()
         self.open = False
@@ -168,6 +168,8 @@ class Service:
         if fallback not in (None, "exact"):
             raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
         solver, inputs = self.read(wanted, puzzle)
+        if fallback is not None and not solver.domain.exact:
+            raise UserError(f"{solver.domain.name} has no exact solver: leave out fallback")
         if steps is not None and not 1 <= steps <= solver.steps:
             raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
         if not self.open:

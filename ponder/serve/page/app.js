@@ -8,10 +8,10 @@ import { Life } from "./life.js";
 import { Maze } from "./maze.js";
 import { Plain } from "./plain.js";
 import { Player } from "./player.js";
-import { Sudoku } from "./sudoku.js";
+import { Symbols } from "./symbols.js";
 
-const VIEWS = { sudoku: Sudoku, maze: Maze, life: Life, arithmetic: Arithmetic };
-const viewOf = (model) => VIEWS[model.domain] ?? Plain;
+const VIEWS = { sudoku: Symbols, maze: Maze, life: Life, arithmetic: Arithmetic }; // in the order they are offered
+const viewOf = (model) => VIEWS[model.domain] ?? (model.board ? Symbols : Plain);
 const titleOf = (domain) => VIEWS[domain]?.title ?? `${domain[0].toUpperCase()}${domain.slice(1)}`;
 const order = (domain) => [...Object.keys(VIEWS), domain].indexOf(domain);
 
@@ -45,7 +45,7 @@ function invite() {
 // A step's verdict is its own: a board that the checker refuses never stands beside the word "correct".
 function render(frame, before, playing) {
   const last = frame === player.frames.at(-1) && answer !== null;
-  const changes = view.show(view instanceof Plain && last ? answer.text : frame.answer, before);
+  const changes = view.show(view instanceof Plain && last ? answer.text : frame.answer, before, frame.svg);
   $("verdict").setAttribute("aria-busy", String(playing));
   if (frame.kind === "puzzle") say("idle", "The puzzle, before the first step");
   else if (last) conclude();
@@ -102,11 +102,13 @@ function choose(chosen) {
   const facts = [model.parameters && `${model.parameters.toLocaleString("en")} parameters`, model.max_steps && `trained to think ${count(model.max_steps, "step")}`];
   $("about").textContent = facts.filter(Boolean).join(" · ");
   $("rules").textContent = model.rules;
+  $("fallback").disabled = !model.exact;
+  $("fallback").checked &&= model.exact;
   $("steps").max = model.budget;
   $("steps").value = "";
   $("steps").placeholder = model.budget;
   $("paste-hint").textContent = viewOf(model).hint;
-  view = new (viewOf(model))(model.params ?? {}, edited);
+  view = new (viewOf(model))(model.params ?? {}, edited, model.board);
   $("view").replaceChildren(view.element);
   draw($("chart"), model, null);
   for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;
@@ -146,7 +148,7 @@ function remember() {
 function put(text) {
   const able = [model, ...models.filter((m) => m.domain === model.domain)].find((m) => {
     try {
-      viewOf(m).read(text, m.params ?? {});
+      viewOf(m).read(text, m.params ?? {}, m.board);
       return true;
     } catch {
       return false;
@@ -187,12 +189,12 @@ async function solve() {
   $("solve").textContent = "Stop";
   say("busy", "Thinking…");
   $("verdict").scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
-  const body = { model: model.name, puzzle: view.text, fallback: $("fallback").checked ? "exact" : null, steps: Number($("steps").value) || null };
+  const body = { model: model.name, puzzle: view.text, fallback: $("fallback").checked ? "exact" : null, steps: Number($("steps").value) || null, picture: view instanceof Plain };
   try {
     const got = await api.solve(body, (step) => running === mine && player.add({ kind: "step", ...step }), mine.signal);
     if (running !== mine) return;
     answer = got;
-    if (got.by === "exact") player.add({ kind: "exact", answer: got.answer, confidence: null, valid: got.verified });
+    if (got.by === "exact") player.add({ kind: "exact", answer: got.answer, svg: got.svg, confidence: null, valid: got.verified });
     player.finish();
     sayHalting();
     draw($("chart"), model, got.steps);
@@ -229,8 +231,8 @@ async function share() {
 
 // The model and puzzle of a link, or the first model and a random puzzle.
 async function follow() {
-  const said = new URLSearchParams(location.hash.slice(1));
-  const [name, puzzle] = [said.get("model"), said.get("puzzle")];
+  const link = new URLSearchParams(location.hash.slice(1));
+  const [name, puzzle] = [link.get("model"), link.get("puzzle")];
   const wanted = models.find((m) => m.name === name);
   if (wanted === undefined || puzzle === null) await start(wanted ?? models.find(({ domain }) => domain === $("domains").querySelector("input").value));
   else {

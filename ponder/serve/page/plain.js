@@ -1,4 +1,4 @@
-// Any other domain: text in, text out.
+// Any other domain: text in, text and the domain's own picture out.
 
 import { h } from "./dom.js";
 
@@ -13,7 +13,8 @@ export class Plain {
   constructor(params, edited) {
     this.input = h("textarea", { id: "plain", rows: 8, spellcheck: "false", oninput: edited });
     this.output = h("pre", { class: "plain", "aria-label": "The model's answer", tabindex: 0, hidden: true });
-    this.element = h("div", {}, h("label", { for: "plain" }, "Puzzle"), this.input, this.output);
+    this.picture = h("img", { class: "picture", alt: "The model's answer, drawn", hidden: true });
+    this.element = h("div", {}, h("label", { for: "plain" }, "Puzzle"), this.input, this.picture, this.output);
   }
 
   get text() {
@@ -29,7 +30,9 @@ export class Plain {
     this.load("");
   }
 
-  show(answer) {
+  show(answer, before, svg) {
+    this.picture.hidden = !svg;
+    if (svg) this.picture.src = `data:image/svg+xml,${encodeURIComponent(svg)}`; // as an image, no script in it runs
     this.output.hidden = answer === null;
     this.output.textContent = typeof answer === "string" ? answer : (JSON.stringify(answer) ?? "").replaceAll("],[", "],\n[");
     return 0;

@@ -1,0 +1,1 @@
+"""Speed and memory, measured: `python -m benchmarks.NAME`. What was found: `results/bench_*`, docs/performance.md."""

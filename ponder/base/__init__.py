@@ -1,0 +1,1 @@
+"""What every other room stands on; nothing here knows of models, domains or runs."""

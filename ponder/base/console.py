@@ -1,0 +1,43 @@
+"""What the terminal shows in more than one place: progress bars, percentages."""
+
+import time
+from collections.abc import Mapping
+from typing import Self
+
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+from rich.progress import TaskID
+
+
+class Bar:
+    """A domain's progress as a bar, shown once somebody has waited two seconds."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        self.bars: RichProgress | None = None
+        self.tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if self.bars is None:
+            if time.monotonic() - self.began < 2:
+                return
+            self.bars = RichProgress(console=Console(stderr=True), transient=True)
+            self.bars.start()
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(what, total=total)
+        self.bars.update(self.tasks[what], completed=done, total=total)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def interval(share: Mapping[str, float]) -> str:
+    return f"{percent(share['value'])} [dim]{percent(share['low'])}-{percent(share['high'])}[/]"

@@ -1,0 +1,40 @@
+"""Errors a user can act on. The CLI prints them as one line, without a traceback."""
+
+import difflib
+import json
+import os
+import time
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+
+LAUNCHED = "PONDER_LAUNCHED"
+"""Set in processes that `ponder train` started: they leave their errors to it instead of printing each its own."""
+
+
+class UserError(Exception):
+    """Something the user gave is wrong. The message says what was given, what is allowed and what to do."""
+
+
+def needs_extra(what: str, extra: str) -> UserError:
+    """The error for an import that failed because an optional dependency is not installed."""
+    return UserError(f"{what} needs an extra: pip install -c constraints.txt -e '.[{extra}]' in ponder's own folder")
+
+
+def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
+    """The error for a name that does not exist, with the nearest one that does."""
+    names = sorted(allowed)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return UserError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names)}")
+
+
+def handed_over(error: Exception) -> bool:
+    """Leave an error to the process that launched this one, as torch's launcher reads it; whether there is one."""
+    file = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if LAUNCHED not in os.environ or file is None:
+        return False
+    text = str(error) if isinstance(error, UserError) else traceback.format_exc()
+    told = {"message": {"message": text, "extraInfo": {"timestamp": str(int(time.time()))}}}
+    Path(file).write_text(json.dumps(told), encoding="utf-8")
+    return True

@@ -1,0 +1,167 @@
+"""Files that survive a power cut, on any system: written aside, synced, renamed; locks and hashes.
+
+What lies under its own name is whole. Text is UTF-8 with plain line ends, so that the same words are the same bytes
+everywhere. A lock is released by the system when its holder dies, however it dies.
+"""
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""What a system says of a full disk."""
+
+# One file -------------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Put `content` in the place of the file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+        to_disk(path.parent)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    write(path, json.dumps(value, indent=1))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_bytes())
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def unfinished(path: Path) -> bool:
+    """Whether this is what a `write` left that was killed."""
+    return path.name.startswith(".") and path.name.endswith(".part")
+
+
+# Folders --------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def folder_aside(target: Path, whole: str | None = None) -> Iterator[Path]:
+    """A folder to fill, which takes the place of `target` when the block ends well and is gone when it does not.
+
+    A `target` that meanwhile got the file `whole` was finished by another process and stays.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield part
+        part.chmod(0o755)
+        if whole is None or not (target / whole).exists():
+            put_folder(part, target)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def put_folder(part: Path, target: Path) -> None:
+    """Give a folder its name. One that has it is set aside first: see `restore`."""
+    for path in (*part.rglob("*"), part):
+        to_disk(path)
+    old = _old(target)
+    if target.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        target.rename(old)
+    part.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+    to_disk(target.parent)
+
+
+def restore(target: Path) -> None:
+    """Undo a `put_folder` that was killed between its two renames."""
+    if not target.exists() and _old(target).exists():
+        _old(target).rename(target)
+
+
+def remove_folder(target: Path) -> None:
+    """Delete a folder that must not be seen half deleted."""
+    old = _old(target)
+    target.rename(old)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _old(target: Path) -> Path:
+    return target.with_name(f".{target.name}.old")
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, survive a power cut. A system that cannot sync folders need not."""
+    folder = path.is_dir()
+    try:
+        handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if not folder or error.errno in (errno.EIO, *FULL):
+            raise
+
+
+# Locks ----------------------------------------------------------------------------------------------------------------
+
+GLIMPSE = 0.05
+"""Seconds that a look at a lock may have to wait for another look."""
+
+
+@contextmanager
+def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
+    """Whether the lock is ours, for as long as the block lasts; waits up to `patience` seconds for it."""
+    from filelock import FileLock, Timeout
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(path, thread_local=False)
+    try:
+        lock.acquire(timeout=-1 if patience == float("inf") else patience)
+    except Timeout:
+        yield False
+        return
+    try:
+        _signature(path).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
+        yield True
+    finally:
+        _signature(path).unlink(missing_ok=True)
+        lock.release()
+
+
+def holder(path: Path) -> str | None:
+    """Who holds the lock, as `pid 123 on host`; None where nobody who is alive does."""
+    from filelock import FileLock, Timeout
+
+    if not path.exists():
+        return None
+    try:
+        with FileLock(path, timeout=GLIMPSE, poll_interval=GLIMPSE / 5):
+            return None
+    except Timeout:
+        pass
+    with suppress(OSError, ValueError, KeyError):  # between taking the lock and signing it
+        said = read_json(_signature(path))
+        return f"pid {said['pid']} on {said['host']}"
+    return "someone"
+
+
+def _signature(path: Path) -> Path:
+    """Beside the lock: what is locked cannot be read everywhere."""
+    return path.with_name(f"{path.name}.by")

@@ -1,0 +1,172 @@
+"""Device, precision, ranks: the only file that knows what machine this is."""
+
+import ctypes
+import os
+import platform
+import subprocess
+from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ponder.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Runtime:
+    device: torch.device
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    """This process's number on its own node."""
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def autocast(self, precision: str) -> AbstractContextManager[Any]:
+        if precision == "bfloat16":
+            return torch.autocast(self.device.type, dtype=torch.bfloat16)
+        return nullcontext()
+
+    def sum_(self, tensors: list[Tensor]) -> None:
+        """Add up over ranks, in place, in one message per dtype."""
+        if self.world == 1 or not tensors:
+            return
+        for dtype in {t.dtype for t in tensors}:
+            same = [t for t in tensors if t.dtype == dtype]
+            flat = torch.cat([t.reshape(-1) for t in same])
+            dist.all_reduce(flat)
+            for t, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
+                t.copy_(part.view_as(t))
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Concatenate over ranks; every rank holds the same number of rows."""
+        if self.world == 1:
+            return tensor
+        parts = [torch.empty_like(tensor) for _ in range(self.world)]
+        dist.all_gather(parts, tensor.contiguous())
+        return torch.cat(parts)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        dist.all_gather_object(values, value)
+        return values
+
+    def barrier(self) -> None:
+        if self.world > 1:
+            dist.barrier()
+
+    def close(self) -> None:
+        if self.world > 1:
+            dist.destroy_process_group()
+
+
+def start(device: str = "auto", deterministic: bool = True) -> Runtime:
+    """The runtime of this process: alone, or one of those `torchrun` started."""
+    device = best_device() if device == "auto" else device
+    world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    try:
+        chosen = torch.device(device)
+        if chosen.type == "cuda":
+            chosen = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(chosen)
+        torch.empty(1, device=chosen)
+    except (RuntimeError, AssertionError, AttributeError) as error:  # the last from a torch built without CUDA
+        raise UserError(
+            f"device {device!r} cannot be used here ({str(error).splitlines()[0]}): try --device cpu"
+        ) from None
+    if chosen.type == "cpu":
+        reuse_memory()
+    if world > 1 and not dist.is_initialized():
+        dist.init_process_group("nccl" if chosen.type == "cuda" else "gloo")
+    if chosen.type == "cuda":
+        torch.backends.cuda.matmul.allow_tf32 = True
+        if deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+    return Runtime(chosen, rank, world, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def best_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def reuse_memory() -> None:
+    """Let glibc keep freed memory instead of handing it back to the kernel after every large tensor.
+
+    Otherwise each layer's temporaries are mapped, zeroed and unmapped again, which costs a tenth of a step on a CPU
+    (docs/performance.md). Elsewhere than on glibc nothing happens.
+    """
+    m_trim_threshold, m_mmap_max = -1, -4
+    with suppress(OSError, AttributeError, TypeError):  # the last from Windows, which has no CDLL(None)
+        libc = ctypes.CDLL(None)
+        libc.mallopt(m_mmap_max, 0)
+        libc.mallopt(m_trim_threshold, -1)
+
+
+def carry_dtype(precision: str) -> torch.dtype:
+    """What the states are kept in between ACT steps, in training, evaluation and serving alike."""
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def precision_for(asked: str, device: torch.device) -> str:
+    return asked if asked != "auto" else "bfloat16" if device.type == "cuda" else "float32"
+
+
+def compile_for(asked: str, device: torch.device) -> bool:
+    return asked == "block" or (asked == "auto" and device.type == "cuda")
+
+
+def environment() -> dict[str, Any]:
+    """What a run folder should say about where it was made."""
+    return {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "commit": commit(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source this runs from; with `+` where files differ from it."""
+    where = Path(__file__).parent
+    try:
+        out = subprocess.run(
+            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
+            cwd=where,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=5,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip()
+
+
+def matmul_peak(shape: tuple[int, int, int], device: torch.device, seconds: float = 0.15) -> float:
+    """Measured float32 multiply-add rate in FLOP/s for [m, k] @ [k, n]: what 'peak' means in this project."""
+    import time
+
+    m, k, n = shape
+    a, b = torch.randn(m, k, device=device), torch.randn(k, n, device=device)
+    best = 0.0
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        for _ in range(4):
+            a @ b
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        best = max(best, 4 * 2 * m * k * n / (time.perf_counter() - began))
+    return best

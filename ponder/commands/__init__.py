@@ -1,0 +1,1 @@
+"""One file per verb: arguments and printing, nothing else."""

@@ -1,0 +1,198 @@
+"""`ponder study`: list, show, run, status, report, cost; `cell`, which a worker or torchrun runs, and `migrate`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from ponder.base.errors import UserError
+from ponder.studies.spec import SCALES, Study, Training, chosen, load, load_all, names, plan
+from ponder.studies.store import Store
+
+RESULTS = Path("results/cells")
+
+
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="ponder study",
+        description="Experiments as one-diff variants of a baseline: run what is missing, report what is stored.",
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|run|status|report|cost|cell|migrate")
+    verbs.add_parser("list", help="the studies")
+    show = verbs.add_parser("show", help="a study's variants and cells")
+    show.add_argument("name")
+    run = verbs.add_parser("run", help="run the cells that are not done; `all` is every study")
+    run.add_argument("names", nargs="+", metavar="NAME")
+    run.add_argument("--workers", type=int, help="cells at a time (default: as many as the cores carry)")
+    run.add_argument("--max-seconds", type=float, help="stop after so long, saved; the next run goes on")
+    run.add_argument(
+        "--only", nargs="+", default=[], metavar="P", help="variants, tasks or seeds: 'KL2-*', s0, 'base/*/s1'"
+    )
+    run.add_argument("--dry-run", action="store_true", help="say what would be run")
+    run.add_argument("--slurm", metavar="K=V,...", help="submit instead: partition=gpu,time=600,gpus=1,array=8")
+    status = verbs.add_parser("status", help="done, running, failed, left")
+    status.add_argument("names", nargs="*", metavar="NAME")
+    report = verbs.add_parser("report", help="tables and figures from stored results; `all` also writes RESULTS.md")
+    report.add_argument("names", nargs="+", metavar="NAME")
+    report.add_argument("--write", type=Path, metavar="FILE", help="put the overview between the markers of this page")
+    cost = verbs.add_parser("cost", help="GPU-hours of a study at paper scale")
+    cost.add_argument("names", nargs="+", metavar="NAME")
+    cost.add_argument("--gpu", default="H100", help="which GPU (default H100)")
+    cost.add_argument("--utilisation", type=float, default=0.3, help="share of its peak (default 0.3)")
+    cost.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of this page")
+    cell = verbs.add_parser("cell", help="run one cell in this process, or in torchrun's ranks")
+    cell.add_argument("labels", nargs="+", metavar="STUDY/VARIANT/TASK/sSEED")
+    cell.add_argument("--key", help=argparse.SUPPRESS)
+    cell.add_argument("--parent", type=int, help=argparse.SUPPRESS)
+    cell.add_argument("--quiet", action="store_true")
+    cell.add_argument("--max-seconds", type=float)
+    migrate = verbs.add_parser("migrate", help="give the results of an older ponder the names they have now")
+    for each in (show, run, status, report, cell, migrate):
+        each.add_argument("--scale", choices=SCALES, default="mini")
+        each.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+        each.add_argument("--runs", type=Path, default=Path("runs/cells"), metavar="DIR")
+    for each in (run, cell):
+        each.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR")
+        each.add_argument("--device", default="auto")
+    known = parser.parse_args(args)
+    ACTIONS[known.verb](known)
+
+
+def _store(args: argparse.Namespace) -> Store:
+    store = Store(args.results, args.runs)
+    if older := store.older():
+        raise UserError(f"{older[0]} and {len(older) - 1} more are of an older ponder: run `ponder study migrate` once")
+    return store
+
+
+def _migrate(args: argparse.Namespace) -> None:
+    from ponder.studies.migrate import migrate
+
+    for line in migrate(Store(args.results, args.runs)):
+        print(line)
+
+
+def _list(args: argparse.Namespace) -> None:
+    from ponder.studies.board import print_studies
+
+    print_studies([load(name) for name in names()], Console(highlight=False))
+
+
+def _show(args: argparse.Namespace) -> None:
+    from ponder.studies.board import print_study
+
+    print_study(load(args.name), args.scale, _store(args), Console(highlight=False))
+
+
+def _status(args: argparse.Namespace) -> None:
+    from ponder.studies.board import print_status
+
+    print_status(load_all(args.names or ["all"], args.scale), args.scale, _store(args), Console(highlight=False))
+
+
+def _report(args: argparse.Namespace) -> None:
+    from ponder.reports.pages import main_report
+
+    if args.results != RESULTS and not args.results.is_dir():
+        raise UserError(f"there is no folder {args.results}: --results names the one that holds the stored trainings")
+    for path in main_report(args.names, args.scale, args.results.parent, _store(args), args.write, print):
+        print(path)
+
+
+def _cost(args: argparse.Namespace) -> None:
+    from ponder.studies.cost import print_costs
+
+    print_costs(load_all(args.names, "paper"), args.gpu, args.utilisation, args.write)
+
+
+def _cell(args: argparse.Namespace) -> None:
+    from ponder.studies.run import Assignment, attempt, end_with
+
+    if args.parent is not None:
+        end_with(args.parent)
+    work = Assignment(
+        labels=tuple(args.labels),
+        scale=args.scale,
+        store=_store(args),
+        data_dir=args.data_dir,
+        device=args.device,
+        key=args.key,
+        max_seconds=args.max_seconds,
+        quiet=args.quiet,
+    )
+    sys.exit(attempt(work))
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.workers is not None and args.workers < 1:
+        raise UserError(f"--workers {args.workers} is too small: give at least 1")
+    studies = load_all(args.names, args.scale)
+    trainings = plan(chosen([cell for study in studies for cell in study.cells(args.scale)], args.only))
+    if args.dry_run:
+        _say_plan(trainings, _store(args))
+    elif args.slurm is not None:
+        from ponder.studies.slurm import submit
+
+        if args.max_seconds is not None or args.device != "auto" or args.workers is not None:
+            raise UserError("--slurm settles time, device and workers: leave out --max-seconds, --device and --workers")
+        submit(trainings, args.slurm, args.scale, _store(args), args.data_dir)
+    else:
+        _run_here(trainings, studies, args)
+
+
+def _say_plan(trainings: Sequence[Training], store: Store) -> None:
+    for training in trainings:
+        states = {store.state(cell) for cell in training.cells}
+        state = states.pop() if len(states) == 1 else "left"
+        print(f"{state:<8}{training.key}  {'  '.join(training.labels)}")
+
+
+def _run_here(trainings: Sequence[Training], studies: Sequence[Study], args: argparse.Namespace) -> None:
+    from torch.cuda import device_count
+
+    from ponder.base.console import Bar
+    from ponder.studies.board import view_for
+    from ponder.studies.run import Runner, build_data
+    from ponder.training.loop import Limits
+
+    Limits(args.max_seconds)  # refused now if it is none
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = max(study.scale(args.scale).threads for study in studies)
+    gpus = device_count() if args.device in ("auto", "cuda") else 0
+    runner = Runner(
+        store=_store(args),
+        data_dir=args.data_dir,
+        scale=args.scale,
+        workers=args.workers or gpus or max(1, cores // threads),
+        device=args.device,
+        gpus=gpus,
+        max_seconds=args.max_seconds,
+    )
+    with Bar() as bar:
+        hopeless = build_data([training for training in trainings if not runner.done(training)], args.data_dir, bar)
+    tally = runner.run(trainings, view_for(), hopeless)
+    if tally.stopped:
+        print(f"stopped with {len(tally.stopped)} trainings to go, saved: the same command goes on")
+    if tally.elsewhere:
+        print(f"{len(tally.elsewhere)} trainings are being run by another process")
+    if tally.failed:
+        label, error = next(iter(tally.failed.items()))
+        raise UserError(
+            f"{len(tally.failed)} trainings failed, the first {label}: {error}. `ponder study status` shows all; "
+            f"running again tries them again"
+        )
+
+
+ACTIONS = {
+    "list": _list,
+    "show": _show,
+    "run": _run,
+    "status": _status,
+    "report": _report,
+    "cost": _cost,
+    "cell": _cell,
+    "migrate": _migrate,
+}

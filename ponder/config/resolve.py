@@ -1,0 +1,226 @@
+"""One configuration out of many parts: defaults <- domain preset <- model preset <- dotted overrides.
+
+A preset is a YAML difference from the defaults; a model preset is put on top where another model than the preset's own
+is asked for. The result is resolved once and frozen.
+"""
+
+import difflib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+from pydantic_core import to_jsonable_python
+
+from ponder.base.errors import UserError, unknown
+from ponder.config.schema import EvalConfig, Frozen, ModelConfig, TrainConfig, parse
+from ponder.domains import registry
+from ponder.domains.contract import Domain, Params
+
+PRESETS = Path(__file__).parents[1] / "presets"
+LABELS = ("preset", "scale", "about", "model.name")
+WITHOUT_EFFECT = ("train.save_every", "train.data_workers", "train.trackers")
+"""With labels, what no key counts. All else may change the last bits (compile, eval.batch) or what is kept of a
+training (log_every, eval.examples)."""
+
+
+class DataConfig(Frozen):
+    """In YAML and on the command line the domain's own parameters stand beside `domain` and `seed`."""
+
+    domain: str = Field(description="which kind of puzzle")
+    seed: int = Field(0, description="of what is generated, drawn or split off")
+    params: SerializeAsAny[Params]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping) or isinstance(value.get("params"), Params):
+            return value
+        name = str(value.get("domain"))
+        domain = registry.find(name)
+        rest = {k: v for k, v in value.items() if k not in ("domain", "seed")}
+        parsed = parse(domain.Params, rest, "data")
+        return {"domain": name, "seed": value.get("seed", 0), "params": parsed}
+
+    def make(self) -> Domain:
+        return registry.find(self.domain)(self.params)
+
+    def flat(self) -> dict[str, Any]:
+        return {"domain": self.domain, "seed": self.seed, **self.params.model_dump(mode="json")}
+
+
+class Config(Frozen):
+    preset: str = Field(description="the preset's name; a label only")
+    scale: Literal["mini", "paper"] = Field(description="which form of a model's recipe it takes")
+    about: str = Field("", description="what it is, in a line; a label only")
+    seed: int = Field(0, ge=0, lt=2**32, description="initial weights, data order, dropout, noise, exploration")
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    train: TrainConfig
+    eval: EvalConfig = EvalConfig()
+
+    def flat(self) -> dict[str, Any]:
+        """Plain data that `resolve` of the same version reads back."""
+        out = self.model_dump(mode="json")
+        out["data"] = self.data.flat()
+        return out
+
+    def key(self) -> str:
+        """A hash of what determines the result of training, as far as it is not the schema's default: a new switch that
+        is off changes no key, but another default changes what keys mean (tests/config/defaults.json)."""
+        return hashlib.sha256(json.dumps(_changed(self), sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _changed(model: BaseModel, above: str = "") -> dict[str, Any]:
+    """Field -> value, of all that a key counts."""
+    out: dict[str, Any] = {}
+    for name, field in type(model).model_fields.items():
+        value, default = getattr(model, name), field.get_default(call_default_factory=True)
+        if isinstance(value, BaseModel):
+            inner = _changed(value, f"{above}{name}.")
+            if inner or not isinstance(default, BaseModel):
+                out[name] = inner
+        elif value != default and above + name not in (*LABELS, *WITHOUT_EFFECT):
+            out[name] = to_jsonable_python(value)
+    return out
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = merge(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def preset_names() -> list[str]:
+    return sorted({path.stem for path in (*PRESETS.glob("*.yaml"), *registry.presets())})
+
+
+def model_names() -> list[str]:
+    return sorted(p.stem for p in (PRESETS / "models").glob("*.yaml"))
+
+
+def _read(folder: Path, name: str, kind: str) -> dict[str, Any]:
+    path = folder / f"{name}.yaml"
+    if not path.is_file() and kind == "preset":
+        path = next((each for each in registry.presets() if each.stem == name), path)
+    if not path.is_file():
+        raise unknown(kind, name, preset_names() if kind == "preset" else model_names())
+    data = read_yaml(path)
+    parent = data.pop("extends", None)
+    return merge(_read(folder, parent, kind), data) if parent else data
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(data, dict):
+        raise UserError(f"{path} should hold keys and values")
+    return data
+
+
+def model_preset(name: str, scale: str) -> dict[str, Any]:
+    """A model's own recipe; at mini scale its mini form where there is one."""
+    folder = PRESETS / "models"
+    if scale == "mini" and (folder / f"{name}-mini.yaml").is_file():
+        name = f"{name}-mini"
+    return _read(folder, name, "model")
+
+
+def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """A named preset, or a YAML file of the same form, with another model and overrides put on top."""
+    path = Path(preset)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"there is no preset file {preset}")
+        data = read_yaml(path)
+        data.setdefault("preset", path.stem)
+        if parent := data.pop("extends", None):
+            data = merge(_read(PRESETS, parent, "preset"), data)
+    else:
+        data = _read(PRESETS, preset, "preset")
+        data["preset"] = preset
+    if model is not None:
+        data = merge(data, model_preset(model, data.get("scale", "paper")))
+    return from_flat(merge(data, overrides or {}))
+
+
+def from_flat(data: Mapping[str, Any]) -> Config:
+    return parse(Config, data)
+
+
+def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted key -> the two values, for every value that differs (labels aside)."""
+    flat_a, flat_b = _dotted(a.flat()), _dotted(b.flat())
+    keys = [k for k in {**flat_a, **flat_b} if k not in LABELS]
+    return {k: (flat_a.get(k), flat_b.get(k)) for k in keys if flat_a.get(k) != flat_b.get(k)}
+
+
+def _dotted(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in nested.items():
+        if isinstance(value, dict):
+            out |= _dotted(value, f"{prefix}{key}.")
+        else:
+            out[prefix + key] = value
+    return out
+
+
+def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
+    """`--train.lr 1e-3 --data.size=6` -> nested dict. Values are read as YAML; types are checked by the schema."""
+    out: dict[str, Any] = {}
+    words = list(words)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--"):
+            raise UserError(f"unexpected argument {word!r}: overrides are written --section.key value")
+        key, equals, text = word[2:].partition("=")
+        if not equals:
+            if not words or words[0].startswith("--"):
+                raise UserError(f"{word} has no value: write {word} VALUE")
+            text = words.pop(0)
+        sections = ("data", "model", "train", "eval")
+        first = key.split(".")[0]
+        if key != "seed" and (first not in sections or "." not in key):
+            near = _nearest_path(key)
+            hint = f"did you mean --{near}? " if near else ""
+            raise UserError(
+                f"unknown option --{key}: {hint}overrides are --seed or --SECTION.KEY with SECTION one of "
+                f"{', '.join(sections)}"
+            )
+        at = out
+        *parents, last = key.replace("-", "_").split(".")
+        for part in parents:
+            at = at.setdefault(part, {})
+        at[last] = _value(text)
+    return out
+
+
+def _nearest_path(key: str) -> str | None:
+    paths = [
+        f"{s}.{f}"
+        for s, c in (("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig))
+        for f in c.model_fields
+    ]
+    exact = [p for p in paths if p.split(".")[1] == key.replace("-", "_")]
+    near = exact or difflib.get_close_matches(key, paths, n=1, cutoff=0.6)
+    return near[0] if near else None
+
+
+def _value(text: str) -> Any:
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML reads 3e-4 as text
+        except ValueError:
+            return value
+    return value

@@ -1,0 +1,172 @@
+"""What can be set: model, training and evaluation, typed and frozen, each value checked before anything runs.
+
+The defaults are the paper's stabilised model. Nothing here knows a domain.
+"""
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from ponder.base.errors import UserError
+
+
+class Frozen(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(Frozen):
+    name: str = Field("ponder", description="which recipe this is; a label only")
+    states: Literal[0, 1, 2] = Field(2, description="2: z_H and z_L; 1: one state; 0: no recurrence (dense)")
+    modules: Literal["shared", "separate"] = Field("shared", description="one block for H and L, or one each")
+    layers: int = Field(4, ge=1, description="layers of each module")
+    width: int = Field(512, ge=8, description="hidden size")
+    heads: int = Field(8, ge=1, description="attention heads; the width is a multiple of them")
+    expansion: float = Field(4.0, gt=0, description="SwiGLU inner width is 2/3 of this times the width, rounded up")
+    inner_multiple: int = Field(
+        256,
+        ge=1,
+        description="inner widths are rounded up to a multiple of this; 256 as published, too much for small models",
+    )
+    h_cycles: int = Field(4, ge=1, description="cycles of each ACT step")
+    l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
+    h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
+    l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
+    mixer: Literal["attention", "mlp"] = Field("attention", description="tokens mix by attention or an MLP over them")
+    mlp_conv: bool = Field(False, description="depthwise convolution inside the SwiGLU (URM)")
+    input_conv: bool = Field(False, description="depthwise convolution over the embedded input (ponder on ARC)")
+    positions: Literal["rope", "learned", "none"] = Field(
+        "rope", description="rotary in every attention, a learned embedding added to the input, or nothing"
+    )
+    prefix: int = Field(1, ge=1, description="positions the puzzle embedding is spread over")
+    key_mask: bool = Field(False, description="attention ignores padded positions")
+    learned_init: bool = Field(True, description="initial states are parameters, not fixed buffers")
+    bound: float | None = Field(0.7, gt=0, description="tau: largest relative change of z_L per update; null is off")
+    gate: bool = Field(True, description="learned per-position gate on the z_L update")
+    post_norm: bool = Field(True, description="normalise z_L after each update and z_H after each cycle")
+    dropout: float = Field(0.0, ge=0, lt=1, description="core dropout, one mask per example for the whole trajectory")
+    state_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on z_H and z_L, shared over positions")
+    noise: float = Field(0.0, ge=0, description="eta: noise per element, relative to the norm, each ACT step")
+    halting: Literal["none", "halt", "halt+continue"] = Field(
+        "halt+continue", description="no head; one that learns whether the answer is right; and one for going on (HRM)"
+    )
+    max_steps: int = Field(16, ge=1, description="ACT budget while training, and the default when evaluating")
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.mixer == "attention" and self.positions == "rope" and (self.width // self.heads) % 2:
+            raise ValueError(f"rope needs an even head size; width / heads is {self.width // self.heads}")
+        if self.h_horizon > self.h_cycles or self.l_horizon > self.l_cycles:
+            raise ValueError(
+                f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "
+                f"(L {self.l_cycles}, H {self.h_cycles})"
+            )
+        if self.states != 2 and (self.modules == "separate" or self.gate or self.bound is not None or self.post_norm):
+            raise ValueError(
+                "separate modules, gate, bound and post_norm need states 2: set modules shared, gate false, "
+                "bound null, post_norm false"
+            )
+        if self.states == 0 and (self.halting != "none" or self.max_steps != 1):
+            raise ValueError("a model without states answers in one step: set halting none and max_steps 1")
+        if self.states > 0 and self.halting == "none" and self.max_steps == 1:
+            raise ValueError("a recurrent model needs a halting loss or more than one step")
+        if self.mixer == "mlp" and self.key_mask:
+            raise ValueError("key_mask needs the attention mixer")
+        return self
+
+
+class TrainConfig(Frozen):
+    batch: int = Field(768, ge=1, description="examples that contribute to one update, over all ranks and micro-steps")
+    accumulate: int = Field(1, ge=1, description="micro-steps per update; the physical batch is batch / accumulate")
+    accumulation: Literal["independent", "trajectory"] = Field(
+        "independent", description="own slots for each micro-step, or the same slots advanced between micro-steps"
+    )
+    updates: int | None = Field(None, ge=1, description="length of training in optimiser updates")
+    epochs: float | None = Field(None, gt=0, description="the same in epochs: updates = epochs x examples / batch")
+    lr: float = Field(1e-4, gt=0, description="peak learning rate of Adam-atan2")
+    lr_min_ratio: float = Field(1.0, ge=0, le=1, description="final learning rate over peak; 1 is constant")
+    schedule: Literal["cosine", "exponential"] = Field(
+        "cosine", description="how the learning rate falls to its final value after the warm-up"
+    )
+    warmup: int = Field(2000, ge=0, description="updates of linear warm-up")
+    beta1: float = Field(0.9, ge=0, lt=1, description="decay of the mean of gradients")
+    beta2: float = Field(0.95, ge=0, lt=1, description="decay of the mean of squared gradients")
+    weight_decay: float = Field(0.1, ge=0, description="decoupled: times the learning rate; of the puzzle table too")
+    table_lr: float = Field(1e-2, ge=0, description="learning rate of the puzzle table (sign-SGD)")
+    atan2: Literal["outside", "inside"] = Field(
+        "outside", description="where Adam-atan2 divides by 1 - beta1^t: outside the atan2 (HRM's kernel) or inside"
+    )
+    clip: float | None = Field(1.0, gt=0, description="global gradient norm; null is off")
+    ema: float | None = Field(0.999, gt=0, lt=1, description="decay of the averaged weights; null is off")
+    halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
+    explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
+    grow: Literal["none", "steps", "cycles"] = Field(
+        "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
+    )
+    grow_until: float = Field(0.5, gt=0, le=1, description="share of the updates after which the depth is full")
+    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA only")
+    compile: Literal["auto", "off", "block"] = Field("auto", description="auto: per block on CUDA, off elsewhere")
+    data_workers: int = Field(0, ge=0, description="threads that fetch refills; changes nothing but the time")
+    log_every: int = Field(20, ge=1, description="updates between rows of the log")
+    eval_every: int = Field(500, ge=1, description="updates between evaluations")
+    save_every: int = Field(500, ge=1, description="updates between checkpoints")
+    trackers: tuple[str, ...] = Field((), description="tensorboard, wandb, mlflow, clearml, trackio")
+
+    @field_validator("compile", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        return "off" if value is False else value  # YAML reads off as false
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
+        if (self.updates is None) == (self.epochs is None):
+            raise ValueError("set exactly one of updates and epochs (null for the other)")
+        return self
+
+
+class EvalConfig(Frozen):
+    examples: int = Field(1000, ge=1, description="examples of each split while training; `ponder eval` takes all")
+    batch: int = Field(512, ge=1, description="examples at a time; changes nothing but time and memory")
+    splits: tuple[str, ...] = Field((), description="splits evaluated while training; empty is all but train")
+    select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def parse(cls: type[M], value: Mapping[str, Any], where: str = "") -> M:
+    try:
+        return cls.model_validate(dict(value))
+    except ValidationError as error:
+        raise UserError(_explain(cls, error, where)) from None
+
+
+def _explain(cls: type[BaseModel], error: ValidationError, where: str) -> str:
+    """The first thing pydantic found, as one line with path, value, what is allowed and the nearest name."""
+    first = error.errors()[0]
+    path = ".".join(str(p) for p in ([where] if where else []) + list(first["loc"]))
+    if first["type"] == "extra_forbidden":
+        names = _fields_at(cls, first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        return f"unknown key {path!r}: {hint}allowed: {', '.join(sorted(names))}"
+    if first["type"] == "missing":
+        return f"{path} is missing: give it a value"
+    message = first["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    given = first["input"]
+    shown = f", got {given!r}" if not isinstance(given, Mapping | BaseModel) else ""
+    return f"{path}: {message}{shown}" if path else message
+
+
+def _fields_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    for part in loc:
+        annotation = cls.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            cls = annotation
+    return list(cls.model_fields)

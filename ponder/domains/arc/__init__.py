@@ -1,0 +1,1 @@
+"""ARC-AGI-1 and ARC-AGI-2."""

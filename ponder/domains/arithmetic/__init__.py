@@ -1,0 +1,1 @@
+"""Arithmetic in postfix form."""

@@ -1,0 +1,310 @@
+"""The Game of Life: a board and a number of steps in, the board after exactly that many steps out."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+from rich.text import Text
+
+from ponder.base.errors import UserError
+from ponder.domains import contract as base
+from ponder.domains.contract import (
+    Arrays,
+    Bools,
+    Domain,
+    Json,
+    Misfit,
+    Progress,
+    Split,
+    Tokens,
+    Tool,
+    Wording,
+    silent,
+)
+from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
+from ponder.domains.grid import json_rows, row_wording, rows_schema
+from ponder.domains.life import boards as life_boards
+from ponder.domains.life import generate as life_generate
+from ponder.domains.life.boards import ALIVE, DEAD, MAX_STEPS, Boards, Examples
+from ponder.domains.life.generate import LifeParams
+from ponder.domains.spelling import cells_of
+
+CELLS = {".": False, "0": False, "O": True, "o": True, "1": True}
+MENDED = dict.fromkeys((".", "_", "-", " ", "", "·", "□", "False", "false"), "0") | dict.fromkeys(
+    ("O", "o", "X", "x", "#", "*", "█", "■", "True", "true"), "1"
+)
+"""How else language models write a cell."""
+SYMBOLS = {DEAD: ".", ALIVE: "O"}
+CELL_SIZE = 20
+CAPTION = 28
+
+
+class Life(Domain):
+    name: ClassVar[str] = "life"
+    title: ClassVar[str] = "Game of Life: the board after k steps"
+    rules: ClassVar[str] = (
+        "Conway's Game of Life on a small rectangular board. In each step all cells change at once: a dead cell with "
+        "exactly three living neighbours, of the eight around it, becomes alive; a living cell with two or three "
+        "living neighbours stays alive; every other cell is dead. Cells outside the board are dead (with the option "
+        "boundary=torus, opposite edges touch instead). The puzzle is the board, row by row with '/' between rows, "
+        "'.' for dead and 'O' for alive, then ':' and the number of steps as two digits. The answer is the board after "
+        "exactly that many steps, written in the same way without ':' and number: .../OOO/...:01 has the answer "
+        ".O./.O./.O."
+    )
+    example: ClassVar[str] = "...../..O../..O../..O../.....:03"
+    smoke: ClassVar[Mapping[str, Any]] = {"configurations": 300, "val": 16, "eval_size": 16}
+    Params: ClassVar[type[base.Params]] = LifeParams
+    vocab = (" ", ".", "O", "/", ":", *"0123456789")
+    splits: Mapping[str, Split] = {
+        "train": Split("train", "early steps of known patterns"),
+        "val": Split("val", "steps of known patterns below their training horizon, not trained"),
+        "in_range": Split("test", "more such steps: known pattern, untrained step below the training horizon"),
+        "plus_1": Split("ood", "known pattern, 1 step beyond its training horizon"),
+        "plus_2": Split("ood", "known pattern, 2 steps beyond its training horizon"),
+        "plus_3": Split("ood", "known pattern, 3 steps beyond its training horizon"),
+        "plus_10": Split("ood", "known pattern, 10 steps beyond its training horizon"),
+        "unseen": Split("ood", "patterns that no other split has, early steps"),
+    }
+    params: LifeParams
+
+    def __init__(self, params: LifeParams) -> None:
+        super().__init__(params)
+        self.seq_len = params.seq_len
+
+    def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
+        return life_generate.build(self.params, seed, workers, progress)
+
+    def sample(self, seed: int, count: int) -> tuple[Tokens, Tokens]:
+        return life_generate.sample(self.params, seed, count)
+
+    def parse(self, text: str) -> Tokens:
+        board, colon, number = text.partition(":")
+        if not colon:
+            raise UserError(
+                f"life puzzle {_short(text)} has no ':'; write the board, ':' and the steps: {self.example}"
+            )
+        if not re.fullmatch(r"\s*[0-9]{1,2}\s*", number):
+            raise UserError(f"life puzzle has {_short(number)} after ':'; write the number of steps, 1 to {MAX_STEPS}")
+        return self._puzzle(_read_board(board, "life board"), int(number))
+
+    def format(self, inputs: Tokens) -> str:
+        cells, steps = self._read(inputs)
+        return f"{_board_text(cells + DEAD)}:{steps:02d}"
+
+    def from_json(self, puzzle: Json) -> Tokens:
+        if not isinstance(puzzle, dict) or set(puzzle) != {"board", "steps"}:
+            raise UserError(f'life puzzle should be {{"board": [[0, 1, ...], ...], "steps": 4}}; got {_short(puzzle)}')
+        steps = puzzle["steps"]
+        if type(steps) is not int:
+            raise UserError(f"life puzzle has steps {_short(steps)}; give a whole number from 1 to {MAX_STEPS}")
+        rows = json_rows(puzzle["board"], "life board")
+        for r, row in enumerate(rows, 1):
+            for c, cell in enumerate(row, 1):
+                if type(cell) is not int or cell not in (0, 1):
+                    raise UserError(
+                        f"life board has {_short(cell)} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)"
+                    )
+        return self._puzzle(np.array(rows, dtype=np.bool_), steps)
+
+    def to_json(self, inputs: Tokens) -> Json:
+        cells, steps = self._read(inputs)
+        return {"board": cells.tolist(), "steps": steps}
+
+    def parse_answer(self, inputs: Tokens, text: str) -> Tokens:
+        cells, _ = self._read(inputs)
+        answer = _read_board(text, "life answer")
+        if answer.shape != cells.shape:
+            given, wanted = (f"{height} rows of {width}" for height, width in (answer.shape, cells.shape))
+            raise UserError(f"life answer has {given} cells, the puzzle has {wanted}; write '/' between rows")
+        tokens: Tokens = life_boards.encode_cells(_one_board(answer), self.seq_len)[0]
+        return tokens
+
+    def format_answer(self, inputs: Tokens, answer: Tokens) -> str:
+        return _board_text(self._answer_cells(inputs, answer))
+
+    def answer_to_json(self, inputs: Tokens, answer: Tokens) -> Json:
+        """Cells are 0 or 1, and null where the answer has something else."""
+        values = {DEAD: 0, ALIVE: 1}
+        return {"board": [[values.get(int(token)) for token in row] for row in self._answer_cells(inputs, answer)]}
+
+    def check(self, inputs: Tokens, answers: Tokens) -> Bools:
+        labels, puzzles = self._solve(inputs)
+        accepted: Bools = puzzles & ((answers == labels) | (labels == base.PAD)).all(axis=1)
+        return accepted
+
+    def explain(self, inputs: Tokens, answer: Tokens) -> str:
+        labels, puzzles = self._solve(inputs[None])
+        if not puzzles[0]:
+            return "the puzzle is not a board followed by a number of steps"
+        wrong = np.flatnonzero((answer != labels[0]) & (labels[0] != base.PAD))
+        if not len(wrong):
+            return ""
+        cells, steps = self._read(inputs)
+        row, column = divmod(int(wrong[0]), cells.shape[1] + 1)
+        state = "alive" if labels[0, wrong[0]] == ALIVE else "dead"
+        return f"row {row + 1}, column {column + 1} should be {state} after {_steps(steps)}"
+
+    def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
+        labels, puzzles = self._solve(inputs[None])
+        return [labels[0]][:limit] if puzzles[0] else []
+
+    def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
+        cells, steps = self._read(inputs)
+        text = Text()
+        text.append(f"{_steps(steps)}\n", style="bold")
+        for row in range(len(cells)):
+            _append_row(text, cells[row] + DEAD, "default" if answer is None else "dim")
+            if answer is not None:
+                text.append("  →  " if row == len(cells) // 2 else "     ")
+                _append_row(text, self._answer_cells(inputs, answer)[row], "bold green")
+            text.append("\n" if row < len(cells) - 1 else "")
+        return text
+
+    def svg(self, inputs: Tokens, answer: Tokens | None = None, changed: Bools | None = None) -> str:
+        cells, steps = self._read(inputs)
+        height, width = cells.shape
+        boards = [cells + DEAD] if answer is None else [cells + DEAD, self._answer_cells(inputs, answer)]
+        marked = np.zeros(self.seq_len, dtype=np.bool_) if changed is None else changed
+
+        def drawing(board: Tokens, mark: bool) -> str:
+            def cell(row: int, column: int) -> tuple[str, str, str]:
+                token = int(board[row, column])
+                lit = mark and bool(marked[row * (width + 1) + column])
+                if token not in SYMBOLS:
+                    return HIGHLIGHT if lit else PAPER, "?", MUTED
+                if lit:
+                    return HIGHLIGHT, "■" if token == ALIVE else "", INK
+                return (INK if token == ALIVE else PAPER), "", INK
+
+            return svg_grid(height, width, cell, size=CELL_SIZE, label="Game of Life board")
+
+        apart = width * CELL_SIZE + 40
+        caption = f"{_steps(steps)} to go" if answer is None else f"start → after {_steps(steps)}"
+        w, h = max(180, apart * (len(boards) - 1) + width * CELL_SIZE + 4), height * CELL_SIZE + 4 + CAPTION
+        parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
+            f'aria-label="Game of Life, {caption}">',
+            f'<text x="2" y="18" font-family="ui-sans-serif, sans-serif" font-size="15" fill="{INK}">{caption}</text>',
+        ]
+        last = len(boards) - 1
+        for number, board in enumerate(boards):
+            drawn = drawing(board, number == last)
+            parts.append(f'<g transform="translate({number * apart} {CAPTION})">{drawn}</g>')
+        return "".join([*parts, "</svg>"])
+
+    def wording(self, inputs: Tokens) -> Wording:
+        board, _, steps = self.format(inputs).partition(":")
+        rows = board.split("/")
+        torus = self.params.boundary == "torus"
+        edges = "boundary=torus: opposite edges touch" if torus else "cells outside the board are dead"
+        answer = f"the board after step {int(steps)}, {len(rows)} rows of {len(rows[0])} cells with / between the rows"
+        return row_wording(f"{board}:{steps} ({edges})", rows, answer)
+
+    @classmethod
+    def tool(cls) -> Tool:
+        cells = {"type": "array", "items": {"type": ["integer", "null"]}}
+        about = "Rows of cells, 1 alive and 0 dead; or rows as strings of O and '.'."
+        return Tool(
+            "simulate_life",
+            "Run Conway's Game of Life (B3/S23) for a number of steps.",
+            {
+                "board": rows_schema(["integer"], about),
+                "steps": {"description": f"How many steps to run, 1 to {MAX_STEPS}.", "type": "integer"},
+            },
+            {"board": {"type": "array", "items": cells, "description": "The board after the steps: 1 alive, 0 dead."}},
+        )
+
+    def takes(self) -> str:
+        p = self.params
+        side = f"{p.min_side} to {p.max_side}" if p.min_side < p.max_side else str(p.max_side)
+        edges = "cells outside are dead" if p.boundary == "dead" else "opposite edges touch"
+        return f"boards of {side} rows and {side} columns ({edges}), trained on up to {p.max_steps} steps"
+
+    def read_call(self, arguments: Mapping[str, Any]) -> Json:
+        rows = cells_of(arguments["board"], "the board", MENDED)
+        for r, row in enumerate(rows, 1):
+            for c, cell in enumerate(row, 1):
+                if cell not in ("0", "1"):
+                    raise UserError(f"the board has {cell[:20]!r} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)")
+        least, most = self.params.min_side, self.params.max_side
+        if far := sum(max(least - side, side - most, 0) for side in (len(rows), len(rows[0]))):
+            raise Misfit(f"{len(rows)}x{len(rows[0])} cells (rows x columns)", far)
+        return {"board": [[int(cell) for cell in row] for row in rows], "steps": arguments["steps"]}
+
+    def _puzzle(self, cells: Bools, steps: int) -> Tokens:
+        params = self.params
+        for side, name in zip(cells.shape, ("height", "width"), strict=True):
+            if not params.min_side <= side <= params.max_side:
+                raise UserError(
+                    f"life board has {name} {side}; allowed: {params.min_side} to {params.max_side}, "
+                    f"with '/' or a new line between rows"
+                )
+        board = _one_board(cells)
+        if board.chars()[0] > params.max_chars:
+            raise UserError(
+                f"life board of {cells.shape[0]} rows and {cells.shape[1]} columns takes {board.chars()[0]} characters "
+                f"with the separators between rows; at most {params.max_chars} fit"
+            )
+        if not 1 <= steps <= MAX_STEPS:
+            raise UserError(f"life puzzle asks for {steps} steps; allowed: 1 to {MAX_STEPS}")
+        tokens: Tokens = life_boards.encode(board, np.array([steps]), self.seq_len)[0]
+        return tokens
+
+    def _read(self, inputs: Tokens) -> tuple[Tokens, int]:
+        """The cells (0 or 1) and the number of steps of one puzzle."""
+        boards, steps, puzzles = life_boards.decode(inputs[None], self.params.max_side)
+        if not puzzles[0]:
+            shown = "".join(self.vocab[t] if t < len(self.vocab) else "?" for t in inputs)
+            raise UserError(f"tokens {_short(shown)} are not a life board, ':' and two digits")
+        return life_boards.unpack(boards.rows[0, : boards.heights[0]], int(boards.widths[0])), int(steps[0])
+
+    def _answer_cells(self, inputs: Tokens, answer: Tokens) -> Tokens:
+        cells, _ = self._read(inputs)
+        height, width = cells.shape
+        return answer[: height * (width + 1)].reshape(height, width + 1)[:, :width]
+
+    def _solve(self, inputs: Tokens) -> tuple[Tokens, Bools]:
+        boards, steps, puzzles = life_boards.decode(inputs, self.params.max_side)
+        end = life_boards.evolve(boards, Examples(np.arange(len(boards)), steps), self.params.boundary == "torus")
+        return life_boards.encode_cells(end, inputs.shape[1]), puzzles
+
+
+def _read_board(text: str, what: str) -> Bools:
+    """Rows apart by '/' or new lines, with spaces as one likes; or, without those, apart by spaces."""
+    text = text.strip()
+    parts = re.split(r"\s*/\s*|\n\s*", text) if re.search(r"[/\n]", text) else text.split()
+    rows = ["".join(part.split()) for part in parts]
+    for r, row in enumerate(rows, 1):
+        for c, char in enumerate(row, 1):
+            if char not in CELLS:
+                raise UserError(f"{what} has {char!r} in row {r}, column {c}; allowed: . 0 (dead), O o 1 (alive)")
+    for r, row in enumerate(rows, 1):
+        if not row or len(row) != len(rows[0]):
+            raise UserError(f"{what} has {len(row)} cells in row {r} but {len(rows[0])} in row 1; make all rows equal")
+    if not rows:
+        raise UserError(f"{what} is empty; write rows of . and O with '/' between them")
+    return np.array([[CELLS[char] for char in row] for row in rows], dtype=np.bool_)
+
+
+def _append_row(text: Text, row: Tokens, living: str) -> None:
+    for token in row:
+        text.append(*{DEAD: ("· ", "dim"), ALIVE: ("██", living)}.get(int(token), ("??", "bold red")))
+
+
+def _one_board(cells: Bools) -> Boards:
+    height, width = cells.shape
+    return Boards(life_boards.pack(cells)[None], np.array([height], np.uint32), np.array([width], np.uint32))
+
+
+def _board_text(tokens: Tokens) -> str:
+    return "/".join("".join(SYMBOLS.get(int(token), "?") for token in row) for row in tokens)
+
+
+def _steps(steps: int) -> str:
+    return "1 step" if steps == 1 else f"{steps} steps"
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

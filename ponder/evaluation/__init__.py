@@ -1,0 +1,1 @@
+"""How good a checkpoint is, at which cost: records, scores, votes, policies, search."""

@@ -1,0 +1,307 @@
+"""Honest scores: every forced ACT step of every example, kept as records from which any metric can be had later."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ponder.base.errors import UserError
+from ponder.base.runtime import Runtime
+from ponder.base.stats import share
+from ponder.domains.contract import Batch, Bools, Domain, Ints, Progress, Source, Tokens, silent
+from ponder.inference.engine import Engine, Full, Seen
+from ponder.model import halting
+from ponder.model.reasoner import Reasoner
+
+Floats = npt.NDArray[np.floating[Any]]
+VERSION = 2
+"""Of a stored file of records. Those without one call confidence q_halt."""
+COLUMNS = ("exact", "valid", "token", "confidence", "halts")
+PACKED = ("exact", "valid", "halts")
+MEASURES = ("exact", "valid", "token")
+BINS = 10
+
+
+@dataclass(frozen=True)
+class Records:
+    """What happened to each example at each forced step, [n, steps]. `index` numbers the examples in their split."""
+
+    index: npt.NDArray[np.int64]
+    exact: npt.NDArray[np.bool_]
+    valid: npt.NDArray[np.bool_]
+    token: npt.NDArray[np.float32]
+    confidence: npt.NDArray[np.float32]
+    """Halting logit; for a model without a halting head, the mean log-probability of the predicted tokens."""
+    halts: npt.NDArray[np.bool_]
+    """Whether the halting head would stop here; nowhere without one."""
+
+    @property
+    def n(self) -> int:
+        return len(self.index)
+
+    @property
+    def steps(self) -> int:
+        return int(self.exact.shape[1])
+
+    def first(self, steps: int) -> "Records":
+        """The same examples with a smaller budget."""
+        return Records(self.index, **{name: getattr(self, name)[:, :steps] for name in COLUMNS})
+
+    def at(self, rows: Ints) -> "Records":
+        return Records(self.index[rows], **{name: getattr(self, name)[rows] for name in COLUMNS})
+
+
+def join(parts: Sequence[Records]) -> Records:
+    """Records of several ranks or batches as one, in the order of the examples."""
+    index = np.concatenate([p.index for p in parts])
+    order = np.argsort(index, kind="stable")
+    columns = {name: np.concatenate([getattr(p, name) for p in parts])[order] for name in COLUMNS}
+    return Records(index=index[order], **columns)
+
+
+def save_records(records: Records, path: Path) -> None:
+    """A compressed .npz: yes and no as bits, the rest as float32, so that every metric comes out the same again."""
+    columns = {name: getattr(records, name) for name in COLUMNS}
+    packed = {name: np.packbits(columns[name], axis=1) for name in PACKED}
+    np.savez_compressed(path, version=VERSION, index=records.index, steps=records.steps, **{**columns, **packed})
+
+
+def load_records(path: Path) -> Records:
+    with np.load(path) as stored:
+        steps = int(stored["steps"])
+        old = {} if "version" in stored else {"confidence": "q_halt"}
+        columns = {name: stored[old.get(name, name)] for name in COLUMNS}
+        bits = {name: np.unpackbits(columns[name], axis=1, count=steps).astype(bool) for name in PACKED}
+        return Records(index=stored["index"], **{**columns, **bits})
+
+
+# Running the model ----------------------------------------------------------------------------------------------------
+
+
+class Judge:
+    """Judges a batch step by step; the checker sees a row only when its answer changed and is not the label."""
+
+    def __init__(self, domain: Domain, inputs: Tokens, labels: Tokens) -> None:
+        self.domain, self.inputs, self.labels = domain, inputs, labels
+        self.supervised = labels != 0
+        self.last = np.zeros_like(labels)
+        self.valid = np.zeros(len(labels), dtype=bool)
+
+    def __call__(self, answers: Tokens) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_], npt.NDArray[np.float32]]:
+        """(exact, valid, token) of each row."""
+        right = (answers == self.labels) & self.supervised
+        count = self.supervised.sum(axis=1)
+        exact = right.sum(axis=1) == count
+        if self.domain.checkable:
+            changed = (answers != self.last).any(axis=1) & ~exact
+            if changed.any():
+                self.valid[changed] = self.domain.check(self.inputs[changed], answers[changed])
+            self.valid[exact] = True
+            self.last = answers
+            valid = self.valid.copy()
+        else:
+            valid = exact
+        return exact, valid, (right.sum(axis=1) / np.maximum(count, 1)).astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How examples are run: each from a fresh carry for so many ACT steps, halting off."""
+
+    steps: int
+    batch: int
+    """Examples at a time; changes nothing but the time."""
+    limit: int | None = None
+    """So many examples of a split, spread evenly over it; None: all."""
+    precision: str = "float32"
+
+
+def run_batch(
+    model: Reasoner,
+    domain: Domain,
+    batch: Batch,
+    index: Ints,
+    how: Settings,
+    watch: Callable[[Seen], None] = lambda seen: None,
+) -> Records:
+    """All forced steps of one batch, judged; `watch` sees each step too."""
+    judge, rows = Judge(domain, batch.inputs, batch.labels), []
+
+    def judged(seen: Seen) -> None:
+        rows.append((*judge(seen.answers), seen.confidence, seen.halts))
+        watch(seen)
+
+    engine = Engine(model, domain, len(index), Full(), how.steps, precision=how.precision)
+    engine.run(batch.inputs, batch.task_ids, watch=judged)
+    columns = zip(*rows, strict=True)
+    return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)})
+
+
+def chosen_examples(size: int, limit: int | None) -> Ints:
+    """All examples of a split, or `limit` spread evenly over it."""
+    if size == 0:
+        raise UserError("the split holds no examples: build the dataset with more, or choose another --split")
+    return np.arange(size) if limit is None or limit >= size else np.linspace(0, size - 1, limit).astype(np.int64)
+
+
+def shares(chosen: Ints, batch: int, runtime: Runtime, progress: Progress = silent) -> Iterator[Ints]:
+    """This rank's examples, batch by batch."""
+    mine = chosen[runtime.rank :: runtime.world]
+    for start in range(0, len(mine), batch):
+        progress("evaluating", start, len(mine))
+        yield mine[start : start + batch]
+    progress("evaluating", len(mine), len(mine))
+
+
+def run_split(
+    model: Reasoner, domain: Domain, source: Source, how: Settings, here: Runtime, progress: Progress = silent
+) -> Records:
+    """Evaluate a split, or as much of it as the settings say. Ranks share the work; each example counts once."""
+    with evaluating(model):
+        parts = [
+            run_batch(model, domain, source.fetch(index, np.zeros_like(index)), index, how)
+            for index in shares(chosen_examples(len(source), how.limit), how.batch, here, progress)
+        ]
+    return join([p for rank in here.gather_objects(parts) for p in rank])
+
+
+@contextmanager
+def evaluating(model: Reasoner) -> Iterator[None]:
+    """Without dropout and noise, and then as before."""
+    was = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was)
+
+
+# Metrics --------------------------------------------------------------------------------------------------------------
+
+
+def final_scores(records: Records) -> dict[str, float]:
+    """The main protocol: the answer at the full budget."""
+    return {
+        "exact": float(records.exact[:, -1].mean()),
+        "valid": float(records.valid[:, -1].mean()),
+        "token": float(records.token[:, -1].mean()),
+        "best_full": float(answered(records, "exact", "best_full").mean()),
+    }
+
+
+def picked_steps(records: Records) -> dict[str, Ints]:
+    """For each way to answer, the column each example is answered at, within the steps the records have."""
+    last = np.full(records.n, records.steps - 1)
+    return {
+        "final": last,
+        "best_full": records.confidence.argmax(axis=1),
+        "halting": np.where(records.halts.any(axis=1), records.halts.argmax(axis=1), last),
+    }
+
+
+def answered(records: Records, measure: str, way: str) -> npt.NDArray[Any]:
+    """[n] the measure of each example, answered in that way."""
+    column: npt.NDArray[Any] = getattr(records, measure)
+    return column[np.arange(records.n), picked_steps(records)[way]]
+
+
+def summarise(records: Records, budget: int, head: bool) -> dict[str, Any]:
+    """Everything `eval.json` says about a split: each step, and each way to answer within the training budget and
+    within all the steps that were run. `head`: whether the model has a halting head."""
+    n = records.n
+    out: dict[str, Any] = {
+        "n": n,
+        "steps": {m: share(getattr(records, m).mean(axis=0, dtype=np.float64), n) for m in MEASURES},
+    }
+    ends = {"to_budget": budget} if budget <= records.steps else {}
+    for name, end in {**ends, "to_end": records.steps}.items():
+        out[name] = _within(records.first(end), head)
+    return out
+
+
+def _within(records: Records, head: bool) -> dict[str, Any]:
+    n = records.n
+    out: dict[str, Any] = {"steps": records.steps}
+    for way in ("final", "best_full"):
+        out[way] = _answered_shares(records, way)
+    curves = {m: getattr(records, m).mean(axis=0, dtype=np.float64) for m in MEASURES}
+    out["best_step"] = {m: {"step": int(c.argmax()) + 1, **share(c.max(), n)} for m, c in curves.items()}
+    out["any_step"] = {m: share(getattr(records, m).any(axis=1).mean(), n) for m in ("exact", "valid")}
+    out["halting"] = _halting(records) if head else None
+    return out
+
+
+def _answered_shares(records: Records, way: str) -> dict[str, Any]:
+    return {m: share(answered(records, m, way).mean(dtype=np.float64), records.n) for m in MEASURES}
+
+
+def _halting(records: Records) -> dict[str, Any]:
+    return {
+        "mean_step": float(picked_steps(records)["halting"].mean() + 1),
+        "halted": float(records.halts.any(axis=1).mean()),
+        **_answered_shares(records, "halting"),
+        "calibration": {
+            "final": calibration(records.confidence[:, -1], records.exact[:, -1]),
+            "all_steps": calibration(records.confidence.ravel(), records.exact.ravel()),
+        },
+    }
+
+
+def calibration(logits: Floats, right: Bools) -> dict[str, Any]:
+    """Does the halting probability say how likely the answer is right?"""
+    p = halting.probability(logits, head=True)
+    at = np.minimum((p * BINS).astype(np.int64), BINS - 1)
+    count = np.bincount(at, minlength=BINS)
+    confidence, accuracy = (np.bincount(at, v, minlength=BINS) / np.maximum(count, 1) for v in (p, right))
+    return {
+        "auroc": auroc(logits, right),
+        "brier": float(((p - right) ** 2).mean()),
+        "ece": float((count * np.abs(confidence - accuracy)).sum() / count.sum()),
+        "bins": [
+            {"n": int(n), "confidence": float(c) if n else None, "accuracy": float(a) if n else None}
+            for n, c, a in zip(count, confidence, accuracy, strict=True)
+        ],
+    }
+
+
+def auroc(score: Floats, right: Bools) -> float | None:
+    """How often a right answer scores above a wrong one, ties counting half; None where all are right or all wrong."""
+    positive = int(right.sum())
+    negative = len(right) - positive
+    if positive == 0 or negative == 0:
+        return None
+    _, group, counts = np.unique(score, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[group]
+    return float((ranks[right].sum() - positive * (positive + 1) / 2) / (positive * negative))
+
+
+def mean_of(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The unweighted mean over splits of what `summarise` says, the splits taken as independent."""
+    out: dict[str, Any] = {
+        "n": sum(p["n"] for p in parts),
+        "steps": {m: mean_share([p["steps"][m] for p in parts]) for m in MEASURES},
+    }
+    for end in ("to_budget", "to_end"):
+        if end not in parts[0]:
+            continue
+        steps = parts[0][end]["steps"]
+        out[end] = {"steps": steps}
+        for way in ("final", "best_full", "any_step"):
+            out[end][way] = {m: mean_share([p[end][way][m] for p in parts]) for m in parts[0][end][way]}
+        out[end]["best_step"] = {}
+        for m, curve in out["steps"].items():
+            best = int(np.argmax(curve["value"][:steps]))
+            out[end]["best_step"][m] = {"step": best + 1, **{k: v[best] for k, v in curve.items()}}
+    return out
+
+
+def mean_share(shares: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The distances to each end of the intervals add up in squares, as those of independent means do."""
+    value, low, high = (np.array([s[k] for s in shares], dtype=np.float64) for k in ("value", "low", "high"))
+    middle, count = value.mean(axis=0), len(shares)
+    below, above = (np.sqrt(((value - end) ** 2).sum(axis=0)) / count for end in (low, high))
+    return {"value": middle.tolist(), "low": (middle - below).tolist(), "high": (middle + above).tolist()}

@@ -1,0 +1,1 @@
+"""Trained weights at work: opened, run by one engine, answers and pictures."""

@@ -1,0 +1,157 @@
+"""`ponder export`: one ACT step as an ONNX graph, the carry in and out, for runtimes without PyTorch.
+
+The loop over ACT steps stays with the caller, who decides when to stop (docs/onnx.md has one in twenty lines).
+"""
+
+import argparse
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ponder.base import files
+from ponder.base.errors import UserError, needs_extra
+from ponder.inference.weights import Opened, open_weights
+from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.recurrence import States
+
+TRACED = 2
+"""Batch size while tracing a dynamic batch; 0 and 1 would be taken for constants."""
+STATES = ("z_H", "z_L")
+
+
+class OneStep(nn.Module):
+    """An ACT step as a function of plain tensors: tokens, task ids, states -> logits, halting logits, states."""
+
+    def __init__(self, model: Reasoner) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor, task_ids: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        h, l = (*states, None, None)[:2]  # noqa: E741
+        nothing = torch.zeros_like(task_ids)  # the step count and the key matter only to dropout and noise
+        step = self.model(Carry(States(h, l), nothing, nothing), tokens, self.model.table[task_ids])
+        out = (step.logits, step.q_halt, step.q_continue, step.carry.states.h, step.carry.states.l)
+        return tuple(tensor for tensor in out if tensor is not None)
+
+
+def describe(opened: Opened, batch: int | None) -> dict[str, Any]:
+    """What one needs to know to run the graph: names, shapes, the vocabulary, the states to start from."""
+    model, domain = opened.model, opened.domain
+    config = model.config
+    rows: int | str = "batch" if batch is None else batch
+    state = [rows, model.length, config.width]
+    halting = {"none": [], "halt": ["q_halt"], "halt+continue": ["q_halt", "q_continue"]}[config.halting]
+    held = STATES[: config.states]
+    return {
+        "format": "ponder-step-1",
+        "model": opened.name,
+        "weights_sha256": opened.sha256,
+        "domain": None if domain is None else domain.name,
+        "params": None if domain is None else domain.params.model_dump(mode="json"),
+        "vocabulary": None if domain is None else list(domain.vocab),
+        "task_ids": len(model.table),
+        "max_steps": config.max_steps,
+        "inputs": {
+            "tokens": {"type": "int64", "shape": [rows, model.tokens]},
+            "task_ids": {"type": "int64", "shape": [rows]},
+            **{name: {"type": "float32", "shape": state} for name in held},
+        },
+        "outputs": {
+            "logits": {"type": "float32", "shape": [rows, model.tokens, model.embed.shape[0]]},
+            **{name: {"type": "float32", "shape": [rows]} for name in halting},
+            **{f"new_{name}": {"type": "float32", "shape": state} for name in held},
+        },
+        "carry": {name: f"new_{name}" for name in held},
+        "initial": {
+            name: getattr(model, buffer).tolist() for name, buffer in zip(held, ("init_h", "init_l"), strict=False)
+        },
+    }
+
+
+def export(where: str | Path, file: Path, batch: int | None = None) -> dict[str, Any]:
+    """Write `file` and the description beside it, `file`.json; the description. No `batch`: any size at run time."""
+    opened = open_weights(where)
+    if file.suffix != ".onnx":
+        raise UserError(f"{file} does not end in .onnx: give the graph a name like {file.name or 'model'}.onnx")
+    if not file.parent.is_dir():
+        raise UserError(f"cannot write {file}: there is no folder {file.parent}")
+    about = describe(opened, batch)
+    size = TRACED if batch is None else batch
+    carry = opened.model.start(torch.zeros(size, dtype=torch.int64))
+    states = [z for z in (carry.states.h, carry.states.l) if z is not None]
+    tokens = torch.ones(size, opened.model.tokens, dtype=torch.int64)
+    free = None if batch is not None else {0: torch.export.Dim("batch")}
+    with _quiet(), torch.no_grad():
+        program = torch.onnx.export(
+            OneStep(opened.model).eval(),
+            (tokens, torch.zeros(size, dtype=torch.int64), *states),
+            input_names=list(about["inputs"]),
+            output_names=list(about["outputs"]),
+            dynamic_shapes=None if free is None else (free, free, tuple(free for _ in states)),
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        program.model.metadata_props["ponder"] = json.dumps(about)
+        try:
+            program.save(file)
+            files.write_json(file.with_name(file.name + ".json"), about)
+        except OSError as error:
+            raise UserError(f"cannot write {file} ({error.strerror}): choose another --onnx") from None
+    return about
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns about packages that it does not need and about its own future."""
+    try:
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise needs_extra("export", "onnx") from None
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
+def _batch(text: str) -> int | None:
+    if text == "dynamic":
+        return None
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise UserError(f"--batch {text!r} is no batch size: give a number from 1, or dynamic")
+
+
+def main(args: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(
+        prog="ponder export",
+        description="Write one ACT step of a model as an ONNX graph, with a description beside it (FILE.json).",
+        epilog="Takes about half a minute. docs/onnx.md shows how to run the graph without PyTorch.",
+    )
+    parser.add_argument("checkpoint", help="a zoo name, a run folder, a checkpoint in one, or an imported folder")
+    parser.add_argument("--onnx", required=True, type=Path, metavar="FILE", help="where to write the graph (.onnx)")
+    parser.add_argument("--batch", default="dynamic", metavar="N", help="a fixed batch size (default: dynamic)")
+    known = parser.parse_args(args)
+    about = export(known.checkpoint, known.onnx, _batch(known.batch))
+    size = known.onnx.stat().st_size / 1e6
+    print(f"wrote {known.onnx} ({size:.1f} MB) and {known.onnx.name}.json: one ACT step of {about['model']}")
+    for side in ("inputs", "outputs"):
+        said = ", ".join(f"{name} {what['shape']}".replace("'", "") for name, what in about[side].items())
+        print(f"  {side:<8} {said}")

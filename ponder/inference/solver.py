@@ -1,0 +1,202 @@
+"""Solver: a puzzle in, a stream of ACT steps out. Shelf: the solvers at hand."""
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from ponder.base.errors import UserError, unknown
+from ponder.domains.contract import Domain, Json, Tokens
+from ponder.inference.answers import Answer, Thought
+from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
+from ponder.inference.weights import open_weights, zoo_names
+from ponder.model import halting
+
+
+class Unsolvable(UserError):
+    """A well-formed puzzle that breaks the rules at first sight."""
+
+
+def _possible(steps: int | None, fallback: str | None) -> None:
+    if fallback not in (None, "exact"):
+        raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+    if steps is not None and steps < 1:
+        raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
+
+
+class Solver:
+    """A trained model as a function from puzzles to answers."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        steps: int | None = None,
+        device: str = "cpu",
+        fallback: Literal["exact"] | None = None,
+    ) -> None:
+        _possible(steps, fallback)
+        self.opened = open_weights(model, device=torch.device(device))
+        if self.opened.domain is None:
+            raise UserError(f"{model} was imported and names no domain: evaluate it with `ponder eval --domain`")
+        if fallback is not None and not self.opened.domain.exact:
+            raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
+        self.name = self.opened.name
+        self.domain: Domain = self.opened.domain
+        self.steps = 4 * self.opened.model.config.max_steps if steps is None else steps
+        self.fallback = fallback
+
+    def read(self, puzzle: str | Json) -> Tokens:
+        """The puzzle as tokens. Raises UserError where it is malformed or breaks the rules at first sight."""
+        inputs = self.domain.parse(puzzle) if isinstance(puzzle, str) else self.domain.from_json(puzzle)
+        wrong = self.domain.conflicts(inputs)
+        if wrong:
+            raise Unsolvable(f"this puzzle has no solution: {wrong}")
+        return inputs
+
+    def stream(self, puzzle: str | Json) -> Iterator[Thought]:
+        """One item per ACT step, until the checker accepts or the budget ends."""
+        yield from self.think(self.read(puzzle))
+
+    def think(self, inputs: Tokens) -> Iterator[Thought]:
+        engine = self.engine(slots=1)
+        engine.admit(inputs)
+        before = inputs
+        while not engine.idle:
+            seen, _ = engine.advance()
+            yield self.thought(seen, 0, before)
+            before = seen.answers[0]
+
+    def solve(self, puzzle: str | Json) -> Answer:
+        """The answer that `stream` ends with."""
+        return self.solve_many([puzzle])[0]
+
+    def solve_many(self, puzzles: Sequence[str | Json]) -> list[Answer]:
+        """The answers of many puzzles, which share the machine; each gets what it would get alone."""
+        return self.solve_tokens([self.read(puzzle) for puzzle in puzzles])
+
+    def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
+        """The same for puzzles that were read."""
+        if not len(puzzles):
+            return []
+        inputs = np.stack(puzzles)
+        traces: list[list[Thought]] = [[] for _ in puzzles]
+
+        def watch(seen: Seen) -> None:
+            for row, ticket in enumerate(seen.tickets):
+                trace = traces[ticket]
+                trace.append(self.thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
+
+        self.engine(SLOTS).run(inputs, watch=watch)
+        return [self.answer(*each) for each in zip(inputs, traces, strict=True)]
+
+    # The parts of `solve`, for those who run the engine themselves (`ponder serve` batches the puzzles of many clients)
+
+    def engine(self, slots: int) -> Engine:
+        policy = Checker() if self.domain.checkable else Full()
+        return Engine(self.opened.model, self.domain, slots, policy, self.steps)
+
+    def thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
+        head = self.opened.model.config.halting != "none"
+        confidence = float(halting.probability(seen.confidence[row], head)) if head else float("nan")
+        valid = None if seen.accepted is None else bool(seen.accepted[row])
+        answer = seen.answers[row]
+        return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
+
+    def answer(self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None) -> Answer:
+        """The last thought as an answer, or the exact one where that is refused and `fallback` (or the solver's) asks
+        for it; and what there is to say about it."""
+        last = trace[-1]
+        tokens, verified, notes = last.answer, last.valid, []
+        by: Literal["model", "exact"] = "model"
+        if self.domain.checkable:
+            known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
+            if not known and self.domain.exact:
+                notes.append("this puzzle has no solution")
+            elif not verified:
+                notes.append(f"the model's answer is wrong: {self.domain.explain(inputs, last.answer)}")
+                if known and (fallback or self.fallback) == "exact":
+                    tokens, by = known[0], "exact"
+                    verified = bool(self.domain.check(inputs[None], tokens[None])[0])
+            if len(known) > 1:
+                notes.append("several solutions exist" + (", this is one of them" if verified else ""))
+        return Answer(
+            model=self.name,
+            domain=self.domain,
+            inputs=inputs,
+            tokens=tokens,
+            verified=verified,
+            by=by,
+            note="; ".join(notes),
+            steps=last.step,
+            confidence=last.confidence,
+            trace=tuple(trace),
+        )
+
+
+class Shelf:
+    """The solvers at hand, opened when first asked for: the zoo's, or the models (names, run folders) one lists."""
+
+    def __init__(
+        self,
+        models: Sequence[str] | None = None,
+        device: str = "cpu",
+        steps: int | None = None,
+        fallback: Literal["exact"] | None = None,
+    ) -> None:
+        _possible(steps, fallback)  # here too: below, what cannot be opened is a model's fault
+        self.places = {Path(m).name: m for m in (zoo_names() if models is None else models)}
+        self.zoo = models is None
+        self.device, self.steps, self.fallback = device, steps, fallback
+        self.opened: dict[str, Solver] = {}
+        if not self.places:
+            raise UserError("there is no model: train one and name its run folder")
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.places)
+
+    def __getitem__(self, name: str) -> Solver:
+        if name not in self.places:
+            raise unknown("model", name, self.places)
+        if name not in self.opened:
+            self.opened[name] = Solver(self.places[name], self.steps, self.device, self.fallback)
+        return self.opened[name]
+
+    @property
+    def solvers(self) -> list[Solver]:
+        """All of them. A model of the zoo that cannot be opened is left out with a line that says why."""
+        for name in self.names:
+            try:
+                self[name]
+            except Exception as error:
+                if not self.zoo:
+                    raise
+                reason = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                print(f"ponder: the zoo model {name} is left out: {reason.partition(chr(10))[0]}", file=sys.stderr)
+                del self.places[name]
+        return [self[name] for name in self.names]
+
+    def of(self, wanted: str) -> list[Solver]:
+        """The model of that name, or all of that domain."""
+        if wanted in self.places:
+            return [self[wanted]]
+        solvers = self.solvers
+        if not any(s.domain.name == wanted for s in solvers):
+            raise unknown("model or domain", wanted, {*self.places, *(s.domain.name for s in solvers)})
+        return [s for s in solvers if s.domain.name == wanted]
+
+    def choose(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
+        """The model of that name, or the first of that domain that reads the puzzle; and the puzzle as it reads it."""
+        solvers = self.of(wanted)
+        refusals = []
+        for solver in solvers:
+            try:
+                return solver, solver.read(puzzle)
+            except Unsolvable:
+                raise  # it is this model's puzzle: that others cannot read it is no news
+            except UserError as error:
+                refusals.append(f"{solver.name}: {error}")
+        raise UserError("; ".join(refusals) if len(refusals) > 1 else refusals[0].partition(": ")[2])

@@ -1,0 +1,99 @@
+"""Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ponder import checkpoint
+from ponder.base import files
+from ponder.base.errors import UserError, unknown
+from ponder.config import resolve as configuration
+from ponder.config.resolve import Config
+from ponder.config.schema import ModelConfig
+from ponder.domains.contract import Domain
+from ponder.model.reasoner import Reasoner
+
+ZOO = Path(__file__).parents[1] / "zoo"
+"""The models that come with ponder."""
+
+
+def user_zoo() -> Path:
+    """The user's own."""
+    return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ponder" / "zoo"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Trained weights, ready to run. An imported checkpoint has no configuration of ours, and so no domain."""
+
+    name: str
+    path: Path
+    model: Reasoner
+    config: Config | None
+    domain: Domain | None
+    update: int | None
+    sha256: str
+
+
+def zoo_folders() -> dict[str, Path]:
+    """Name -> folder of every model in the two zoos. No name of the user's hides one of ponder's."""
+    paths = [*user_zoo().glob("[!.]*/config.json"), *ZOO.glob("[!.]*/config.json")]
+    return {path.parent.name: path.parent for path in paths}
+
+
+def zoo_names() -> list[str]:
+    return sorted(zoo_folders())
+
+
+def open_weights(where: str | Path, weights: str = "ema", device: torch.device | None = None) -> Opened:
+    """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, or an imported folder."""
+    path = Path(where)
+    if not path.exists():
+        zoo = zoo_folders()
+        if str(where) not in zoo:
+            raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
+        path = zoo[str(where)]
+    run, saved = _locate(path)
+    said = files.read_json(run / "config.json")
+    if saved is not None:
+        chosen = "ema" if weights == "ema" and saved.has("ema") else "weights"
+        tensors, sha256 = saved.tensors(chosen), saved.state["files"][f"{chosen}.safetensors"]
+    else:
+        from safetensors.torch import load_file
+
+        file = run / "weights.safetensors"
+        tensors, sha256 = load_file(file), files.sha256(file)
+    if said.get("kind") == "imported":
+        config, domain = None, None
+        model = Reasoner(ModelConfig.model_validate(said["model"]), said["vocab"], said["tokens"], said["task_ids"])
+    else:
+        config = configuration.from_flat(said)
+        domain = config.data.make()
+        model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]))
+    missing = model.load_state_dict(tensors, strict=False)
+    shared = [k for k in missing.missing_keys if not k.startswith("high.") or model.high is not model.low]
+    if shared or missing.unexpected_keys:
+        raise UserError(f"{path} does not fit its own configuration: {(shared + missing.unexpected_keys)[0]}")
+    model.eval().requires_grad_(False)
+    if device is not None:
+        model = model.to(device)
+    return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256)
+
+
+def _locate(path: Path) -> tuple[Path, checkpoint.Checkpoint | None]:
+    """(folder with config.json, checkpoint): the second is None where the weights lie beside the configuration."""
+    if (path / "config.json").is_file():
+        if (path / "weights.safetensors").is_file():
+            return path, None
+        if (path / "best").is_dir():
+            return path, checkpoint.read(path / "best")
+        saved = checkpoint.newest(path / "checkpoints")
+        if saved is None:
+            raise UserError(f"{path} holds no checkpoint yet: train it first")
+        return path, saved
+    if (path / checkpoint.STATE).is_file():
+        run = path.parent if (path.parent / "config.json").is_file() else path.parent.parent
+        return run, checkpoint.read(path)
+    raise UserError(f"{path} is neither a run folder, a checkpoint, an imported model nor a zoo name")

@@ -1,0 +1,1 @@
+"""Language models on the same puzzles, judged by the same checkers."""

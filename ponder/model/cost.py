@@ -1,0 +1,153 @@
+"""What a model costs: parameters, layer applications, FLOPs and activation memory.
+
+FLOPs follow from the shapes of the products; multiply and add count as two, element-wise work is not counted. Memory is
+measured by running the model on tensors that have a shape but no data.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from ponder.config.schema import ModelConfig
+from ponder.model.layers import inner_width
+from ponder.model.reasoner import Carry, Reasoner
+
+DENSE_LAYERS = 8
+"""The paper counts in passes of its dense control, which has this many layers."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    steps: int
+    """T: ACT steps of one answer."""
+    parameters: int
+    """Without the puzzle table."""
+    table: int
+    applications: int
+    """Layer applications per ACT step."""
+    inference_flops: int
+    """One ACT step of one example."""
+    training_flops: int
+    """One update, per example: forward, backward within the horizon, and the forward pass of the continue target."""
+    activations: int
+    """Bytes kept for the backward pass, per example, in float32."""
+
+    @property
+    def relative_per_step(self) -> float:
+        """Of the paper's dense pass: 3 for HRM's 3T."""
+        return self.applications / DENSE_LAYERS
+
+    @property
+    def relative(self) -> float:
+        return self.relative_per_step * self.steps
+
+    @property
+    def answer_flops(self) -> int:
+        return self.inference_flops * self.steps
+
+
+def applications(config: ModelConfig) -> int:
+    """Layer applications per ACT step: H (L layers_L + layers_H)."""
+    if config.states == 0:
+        return config.layers
+    each_cycle = config.l_cycles if config.states == 1 else config.l_cycles + 1
+    return config.h_cycles * each_cycle * config.layers
+
+
+def cost(config: ModelConfig, vocab: int, tokens: int, steps: int | None = None, task_ids: int = 1) -> Cost:
+    """The cost of a model on puzzles of `tokens` tokens; `steps` is its ACT budget unless it says otherwise."""
+    work = flops(config, vocab, tokens)
+    return Cost(
+        steps=1 if config.states == 0 else steps or config.max_steps,
+        parameters=work.parameters,
+        table=task_ids * config.width,
+        applications=applications(config),
+        inference_flops=work.inference,
+        training_flops=work.training,
+        activations=_kept_bytes(config, vocab, tokens),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """What `Cost` says of parameters and FLOPs: the part that is had in a second."""
+
+    parameters: int
+    inference: int
+    training: int
+
+
+@cache
+def flops(config: ModelConfig, vocab: int, tokens: int) -> Work:
+    """Counted from the shapes of all products; the tests hold it against what torch counts while the model runs."""
+    with torch.device("meta"):
+        model = Reasoner(config, vocab, tokens)
+    layers, once = config.layers * _layer(config, model.length), _once(config, vocab, tokens)
+    gate = 2 * model.length * config.width if config.gate else 0
+    low, high = layers + gate, layers if config.states == 2 else 0
+    inference = once + (layers if config.states == 0 else config.h_cycles * (config.l_cycles * low + high))
+    # A product within the horizon has two more in the backward pass, one for each factor.
+    reached = layers if config.states == 0 else config.h_horizon * (config.l_horizon * low + high)
+    training = inference + 2 * (once + reached)
+    if config.halting == "halt+continue":
+        training += inference  # the continue target is the next step's forward pass
+    return Work(sum(p.numel() for p in model.parameters()), inference, training)
+
+
+def _layer(config: ModelConfig, length: int) -> int:
+    """FLOPs of one layer's products for one example."""
+    width, inner = config.width, inner_width(config.width, config)
+    if config.mixer == "attention":
+        mixer = 2 * length * 4 * width**2 + 4 * length**2 * width
+    else:
+        mixer = 2 * width * 3 * length * inner_width(length, config)
+    conv = 2 * 2 * (length + 1) * inner if config.mlp_conv else 0
+    return mixer + 2 * length * 3 * width * inner + conv
+
+
+def _once(config: ModelConfig, vocab: int, tokens: int) -> int:
+    """FLOPs of an ACT step outside the recurrence: input convolution, head, halting head."""
+    conv = 2 * 3 * (tokens + config.prefix) * config.width if config.input_conv else 0
+    return conv + 2 * tokens * config.width * vocab + (2 * config.width * 2 if config.halting != "none" else 0)
+
+
+# Measuring ------------------------------------------------------------------------------------------------------------
+
+
+def _puzzles(model: Reasoner, batch: int = 1) -> tuple[Carry, Tensor, Tensor]:
+    """A fresh carry, inputs and rows of the puzzle table, on the device that new tensors are made on."""
+    carry = model.start(torch.zeros(batch, dtype=torch.int64))
+    inputs = torch.ones(batch, model.tokens, dtype=torch.int64)
+    return carry, inputs, torch.zeros(batch, model.config.width, requires_grad=True)
+
+
+def _kept_bytes(config: ModelConfig, vocab: int, tokens: int) -> int:
+    """What one more example adds to what the graph of an ACT step keeps."""
+    with torch.device("meta"):
+        model = Reasoner(config, vocab, tokens).train()
+    # The meta device has attention kernels of its own; fake CPU tensors take the path that real ones take.
+    with FakeTensorMode():
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                setattr(module, name, nn.Parameter(torch.empty(parameter.shape)))
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, torch.empty(buffer.shape))
+        return (_kept_by(model, batch=4) - _kept_by(model, batch=2)) // 2  # a batch of one takes short cuts
+
+
+def _kept_by(model: Reasoner, batch: int) -> int:
+    kept: dict[int, Any] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        # The cycles before the horizon leave nothing behind.
+        model(*_puzzles(model, batch), h_cycles=model.config.h_horizon)
+    return sum(storage.nbytes() for storage in kept.values())

@@ -1,0 +1,1 @@
+"""From stored results to values, findings, tables, figures and pages."""

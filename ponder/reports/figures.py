@@ -1,0 +1,326 @@
+"""The figures of a study, as PNG and SVG, from stored results: what is missing is not drawn."""
+
+import io
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ValidationError
+
+from ponder.base import files
+from ponder.base.errors import UserError, unknown
+from ponder.base.stats import spread
+from ponder.config.schema import Frozen
+from ponder.reports.tables import Entry
+from ponder.reports.values import StudyResults, policies_of, rows_of, score_of
+from ponder.studies.spec import WeightSet
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
+"""Okabe and Ito's colours, told apart by the colour-blind, and one more; lines also differ in marker and dash."""
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
+DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
+SMALL = 8
+
+
+class Panel(Frozen):
+    """One panel of a study's figure."""
+
+    kind: Literal["bars", "spread", "factor", "training", "depth", "policies"]
+    columns: tuple[str, ...] = ()
+    """bars, spread: the table's columns side by side."""
+    column: str = ""
+    x: str = "update"
+    """training: update or seconds; factor: the setting along the axis."""
+    line: str = ""
+    """factor: the setting that makes lines."""
+    score: str = ""
+    scores: tuple[str, ...] = ()
+    """training and depth: one line each, of the baseline; with `score`, one line for each variant."""
+    weights: tuple[WeightSet, ...] = ("ema",)
+    task: str = ""
+    log: bool = False
+
+
+def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Panel]:
+    """The panels, which draw some of these columns."""
+    try:
+        panels = [Panel.model_validate(each) for each in declared]
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(f"study {name}, figure: {where}: {first['msg']}, got {first['input']!r}") from None
+    for column in (c for panel in panels for c in (*panel.columns, panel.column) if c):
+        if column not in columns:
+            raise unknown(f"column in the figure of {name}", column, columns)
+    for score in (s for panel in panels for s in (*panel.scores, panel.score) if s):
+        score_of(score)
+    return panels
+
+
+def draw(
+    results: StudyResults, found: Sequence[Entry], panels: Sequence[Panel], titles: Mapping[str, str], path: Path
+) -> bool:
+    """Write `path`.png and .svg; False where there is nothing to draw yet, and no older figure is left then."""
+    pictures = {kind: path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")}
+    if not results.done or not panels:
+        for file in pictures.values():
+            file.unlink(missing_ok=True)
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    across = min(2, len(panels))
+    down = -(-len(panels) // across)
+    with plt.rc_context({"svg.hashsalt": "ponder", "font.size": 10, "axes.grid": True, "grid.alpha": 0.25}):
+        figure, axes = plt.subplots(
+            down, across, figsize=(6.4 * across + 1, 4.4 * down), layout="constrained", squeeze=False
+        )
+        for axis in axes.flat[len(panels) :]:
+            axis.set_visible(False)
+        for axis, panel in zip(axes.flat, panels, strict=False):
+            DRAWERS[panel.kind](axis, results, found, panel, titles)
+        figure.suptitle(
+            f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
+        )
+        for kind, file in pictures.items():
+            out = io.BytesIO()
+            figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
+            files.write(file, out.getvalue())
+        plt.close(figure)
+    return True
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[number % len(DASHES)],
+        "markersize": 4,
+    }
+
+
+def _error(entry: Entry, scale: float) -> tuple[float, float] | None:
+    """How far the bar reaches down and up: one sd over seeds; for one seed the 95% interval over examples."""
+    ours = entry.ours
+    if ours is None:
+        return None
+    if ours.sd is not None:
+        return ours.sd * scale, ours.sd * scale
+    if ours.low is None or ours.high is None:
+        return None
+    return (ours.value - ours.low) * scale, (ours.high - ours.value) * scale
+
+
+def _error_words(found: Sequence[Entry]) -> str:
+    seeds = {e.ours.seeds for e in found if e.ours is not None}
+    if not seeds:
+        return "no results yet"
+    if seeds == {1}:
+        return "bars: 95% interval over examples, n = 1 seed"
+    counts = str(max(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
+    return f"bars: sd over seeds, n = {counts}" + (", or 95% over examples where n = 1" if 1 in seeds else "")
+
+
+def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+    """Groups of columns, a bar for each row; the paper's numbers as open diamonds."""
+    shown = [e for e in found if e.column in panel.columns and e.planned]
+    columns = [c for c in panel.columns if any(e.column == c for e in shown)]
+    rows = list(dict.fromkeys(e.row for e in shown))
+    width = 0.8 / max(len(rows), 1)
+    percent = all(e.of.percent for e in shown)
+    scale, diamond = 100.0 if percent else 1.0, False
+    for number, row in enumerate(rows):
+        label: str | None = titles.get(row, row)
+        for place, column in enumerate(columns):
+            entry = next((e for e in shown if (e.row, e.column) == (row, column)), None)
+            if entry is None:
+                continue
+            at = place + (number - (len(rows) - 1) / 2) * width
+            if entry.ours is not None:
+                axis.bar(
+                    at, entry.ours.value * scale, width * 0.92, color=COLOURS[number % len(COLOURS)], label=label,
+                    hatch=("", "//", "..", "xx", "\\\\", "--")[number % 6], edgecolor="white", linewidth=0.3,
+                )  # fmt: skip
+                label = None
+                if (reach := _error(entry, scale)) is not None:
+                    axis.errorbar(
+                        at, entry.ours.value * scale, [[reach[0]], [reach[1]]], color="black", capsize=2, lw=1
+                    )
+            if entry.paper is not None and not panel.log:
+                legend = None if diamond else "the paper, paper scale"
+                axis.plot(at, entry.paper, "D", mfc="none", mec="black", markersize=5, linestyle="none", label=legend)
+                diamond = True
+    axis.set_xticks(
+        range(len(columns)),
+        columns,
+        rotation=15 if len(columns) > 3 else 0,
+        ha="right" if len(columns) > 3 else "center",
+    )
+    if panel.log:
+        axis.set_yscale("log")
+    axis.set_ylabel("accuracy, %" if percent else ", ".join(columns))
+    axis.set_title(_error_words(shown), fontsize=SMALL + 1)
+    _legend(axis, below=True)
+
+
+def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+    """Standard deviation over seeds, in the order of the rows; the paper's dotted."""
+    rows = list(results.study.variants)
+    for number, column in enumerate(panel.columns):
+        mine = {e.row: e for e in found if e.column == column}
+        style = _style(number)
+        ours = [
+            (i, 100 * e.ours.sd) for i, r in enumerate(rows) if (e := mine.get(r)) and e.ours and e.ours.sd is not None
+        ]
+        if ours:
+            axis.plot(*zip(*ours, strict=True), label=column, **style)
+        paper = [(i, e.paper_sd) for i, r in enumerate(rows) if (e := mine.get(r)) and e.paper_sd is not None]
+        if paper:
+            axis.plot(
+                *zip(*paper, strict=True),
+                **{**style, "linestyle": ":", "mfc": "none"},
+                label=f"{column}, the paper, paper scale",
+            )
+    axis.set_xticks(range(len(rows)), [titles.get(r, r) for r in rows], rotation=15, ha="right")
+    axis.set(ylabel="sd over seeds, points")
+    axis.set_title("spread over seeds", fontsize=SMALL + 1)
+    _legend(axis)
+
+
+def _factor(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+    """A column against one setting, a line for each value of another."""
+    shown = [e for e in found if e.column == panel.column and e.ours is not None]
+    place = {e.row: _settings(results, e.row, panel) for e in shown}
+    for number, value in enumerate(sorted({line for _, line in place.values()})):
+        some = sorted((e for e in shown if place[e.row][1] == value), key=lambda e: place[e.row][0])
+        x, name = [place[e.row][0] for e in some], f"{panel.line.rpartition('.')[2]} {value:g}"
+        y = [100 * e.ours.value for e in some if e.ours is not None]
+        reach = [_error(e, 100) or (0.0, 0.0) for e in some]
+        axis.errorbar(x, y, np.array(reach).T, capsize=3, label=name, **_style(number))
+        paper = [(place[e.row][0], e.paper) for e in some if e.paper is not None]
+        if paper:
+            style = {**_style(number), "linestyle": ":", "alpha": 0.5, "mfc": "none"}
+            axis.plot(*zip(*paper, strict=True), label=f"{name}, the paper, paper scale", **style)
+    axis.set(xlabel=panel.x.rpartition(".")[2], ylabel=f"{panel.column}, %")
+    axis.set_xticks(sorted({x for x, _ in place.values()}))
+    axis.set_title(_error_words(shown), fontsize=SMALL + 1)
+    _legend(axis)
+
+
+def _settings(results: StudyResults, variant: str, panel: Panel) -> tuple[float, float]:
+    config = next(c.config for (_, v, _), c in results.cells.items() if v == variant and c is not None)
+    x, line = (float(attrgetter(key)(config)) for key in (panel.x, panel.line))
+    return x, line
+
+
+def _lines(results: StudyResults, panel: Panel, titles: Mapping[str, str]) -> list[tuple[str, str, str, WeightSet]]:
+    """(label, variant, score, weights) of each line of a panel."""
+    baseline = results.study.baseline
+    if panel.score and len(panel.weights) > 1:
+        return [(f"{w} weights", baseline, panel.score, w) for w in panel.weights]
+    if panel.score:
+        return [(titles.get(v, v), v, panel.score, panel.weights[0]) for v in results.study.variants]
+    return [(score, baseline, score, panel.weights[0]) for score in panel.scores]
+
+
+def _training(
+    axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]
+) -> None:
+    """Accuracy over training: the mean over seeds, shaded from the lowest to the highest seed."""
+    seeds = 0
+    for number, (label, variant, name, weights) in enumerate(_lines(results, panel, titles)):
+        score = score_of(name)
+        cells = list(results.stored(score.task, variant).values()) if score.task in results.tasks else []
+        if score.metric not in ("exact", "valid", "token"):
+            continue
+        rows = [some for cell in cells if (some := rows_of(cell, score, score.metric, weights))]
+        if not rows:
+            continue
+        seeds, length = max(seeds, len(rows)), min(len(some) for some in rows)
+        x = np.mean(
+            [
+                [point.along("seconds" if panel.x == "seconds" else "update") for point, _ in some[:length]]
+                for some in rows
+            ],
+            axis=0,
+        )
+        every = [[100 * value for _, value in some[:length]] for some in rows]
+        style = _style(number)
+        axis.plot(x, np.mean(every, axis=0), label=label, **style)
+        if len(rows) > 1:
+            axis.fill_between(x, np.min(every, axis=0), np.max(every, axis=0), color=style["color"], alpha=0.12, lw=0)
+    axis.set(xlabel="seconds spent in updates" if panel.x == "seconds" else "update")
+    axis.set(ylabel=f"{panel.score or 'accuracy'}, %")
+    several = f"mean over seeds, shaded from lowest to highest, n = {seeds}"
+    axis.set_title("one seed" if seeds == 1 else several, fontsize=SMALL + 1)
+    _legend(axis)
+
+
+def _depth(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+    """Accuracy after each forced ACT step; the training budget is marked."""
+    budgets = set()
+    for number, (label, variant, name, weights) in enumerate(_lines(results, panel, titles)):
+        score = score_of(name)
+        cells = results.stored(score.task, variant).values() if score.task in results.tasks else []
+        every = []
+        for cell in cells:
+            profiles = [cell.after.profile(weights, split) for split in score.splits]
+            if None not in profiles:
+                every.append(np.mean([getattr(profile, score.metric) for profile in profiles], axis=0))
+                budgets.add(cell.after.budget)
+        if every:
+            length = min(map(len, every))
+            mean = 100 * np.mean([e[:length] for e in every], axis=0)
+            axis.plot(np.arange(1, length + 1), mean, label=label, **_style(number))
+    for budget in sorted(budgets):
+        axis.axvline(budget, color="0.5", linestyle=":", label="training budget")
+    axis.set(xlabel="forced ACT steps", ylabel="accuracy, %")
+    axis.set_title("last checkpoint", fontsize=SMALL + 1)
+    _legend(axis)
+
+
+def _policies(
+    axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]
+) -> None:
+    """Accuracy against mean ACT steps: a marker for each policy, a colour for each variant."""
+    names: list[str] = []
+    for number, variant in enumerate(results.study.variants):
+        for policy, each in policies_of(results, panel.task, variant).items():
+            if policy not in names:
+                names.append(policy)
+            steps, value = (np.mean([getattr(p, k) for p in each]) * by for k, by in (("steps", 1), ("valid", 100)))
+            error = 100 * (spread([p.valid for p in each]) or 0.0)
+            marker = MARKERS[names.index(policy) % len(MARKERS)]
+            colour = COLOURS[number % len(COLOURS)]
+            axis.errorbar(
+                steps, value, error, color=colour, marker=marker, linestyle="none", capsize=2, alpha=0.8,
+                label=f"{policy}, {titles.get(variant, variant)}",
+            )  # fmt: skip
+    axis.set(xlabel="mean ACT steps of an answer", ylabel="accuracy, %", title="")
+    axis.set_title(f"halting policies on {panel.task}; bars: sd over seeds", fontsize=SMALL + 1)
+    _legend(axis, below=True)
+
+
+def _legend(axis: Any, below: bool = False) -> None:
+    """`below`: under the axis, where it hides no bar."""
+    lines = len(axis.get_legend_handles_labels()[0])
+    if not lines:
+        axis.text(0.5, 0.5, "no results yet", transform=axis.transAxes, ha="center", color="0.4")
+    elif below:
+        axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+    else:
+        axis.legend(fontsize=SMALL - 1, ncols=2 if lines > 6 else 1)
+
+
+DRAWERS = {
+    "bars": _bars,
+    "spread": _spread,
+    "factor": _factor,
+    "training": _training,
+    "depth": _depth,
+    "policies": _policies,
+}

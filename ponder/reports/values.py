@@ -1,0 +1,334 @@
+"""What a report reads: quantities of stored cells, one number for each seed. Nothing is trained or filled in."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from ponder.base import stats
+from ponder.base.errors import unknown
+from ponder.base.stats import Estimate
+from ponder.config.schema import Frozen, parse
+from ponder.reports.llms import LlmResult
+from ponder.studies.result import CellResult, CurvePoint, Metric
+from ponder.studies.spec import OWN, Study, WeightSet, shared
+from ponder.studies.store import unpack
+
+SCORES = "_scores.yaml"
+Place = tuple[str, str, int]
+"""Task, variant, seed: where a training stands in its study."""
+Bits = npt.NDArray[np.bool_]
+
+
+class Score(Frozen):
+    """A name that tables use for a task's accuracy on a split, or on the unweighted mean of several."""
+
+    task: str
+    splits: tuple[str, ...]
+    metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] = "valid"
+
+
+class Quantity(Frozen):
+    """One number of a cell."""
+
+    label: str = ""
+    score: str | None = None
+    field: Literal["grad_norm", "seconds", "updates", "parameters"] | None = None
+    """A quantity of a whole cell, which is no share of examples."""
+    task: str | None = None
+    """Whose cell a field is of; without it, the study's only or first task's."""
+    metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] | None = None
+    """Instead of the score's own."""
+    checkpoint: Literal["last", "chosen", "peak", "end_of_curve"] = "last"
+    """last: measured after training, on more examples; the others are evaluations while training. chosen: on val; peak:
+    on the score itself, so optimistic; end_of_curve: the last of them."""
+    weights: Literal["ema", "online"] = "ema"
+    way: Literal["budget", "end", "best_step", "best_full", "halting"] | int = "budget"
+    """Where the last checkpoint's answer is taken: a number is that forced ACT step, end the last one measured."""
+    show: Literal["value", "update", "step"] = "value"
+    """Instead of the value: the update the checkpoint was made at, or the ACT step that was best."""
+
+    @property
+    def percent(self) -> bool:
+        return self.field is None and self.show == "value"
+
+
+@dataclass(frozen=True)
+class Value:
+    """A quantity of one cell."""
+
+    value: float
+    n: int | None = None
+    """Examples of each split; None where it is no share of examples."""
+    parts: int = 1
+    """Splits whose mean it is."""
+    bits: tuple[Bits, ...] | None = None
+    """Right or wrong, for each example of each split, where stored."""
+    examples: tuple[str, ...] = ()
+    """What the examples are: data hash and split. Only the same examples can be paired."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Compare at equal `axis` (seconds or updates): at this much of it. None: at the end of each training."""
+
+    axis: Literal["seconds", "update"]
+    at: float
+
+
+def scores() -> dict[str, Score]:
+    return _scores(OWN.absolute())
+
+
+@cache
+def _scores(own: Path) -> dict[str, Score]:
+    """Those that come with ponder and those of this folder."""
+    return {name: parse(Score, score, f"{SCORES} {name}") for name, score in shared(SCORES).items()}
+
+
+def score_of(name: str) -> Score:
+    if name not in scores():
+        raise unknown("score", name, scores())
+    return scores()[name]
+
+
+# One cell -------------------------------------------------------------------------------------------------------------
+
+
+def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Value | None:
+    """The quantity, or None where this cell does not have it."""
+    if wanted.field is not None:
+        return _field(stored, wanted.field)
+    assert wanted.score is not None
+    score = score_of(wanted.score)
+    metric = wanted.metric or score.metric
+    if metric == "pass@1" or metric == "pass@2":
+        return _passes(stored, score.splits[0], metric, wanted) if clock is None else None
+    if clock is not None:
+        return _on_clock(stored, score, metric, wanted.weights, clock)
+    if wanted.checkpoint == "last" and (measured := _measured(stored, score, metric, wanted)) is not None:
+        return measured
+    if wanted.way != "budget" or wanted.show == "step":
+        return None
+    return _from_curve(stored, score, metric, wanted)
+
+
+def _field(stored: CellResult, field: str) -> Value:
+    values = {
+        "grad_norm": stored.summary.mean_grad_norm,
+        "seconds": stored.seconds,
+        "updates": stored.updates,
+        "parameters": stored.cost.parameters,
+    }
+    return Value(float(values[field]))
+
+
+def _passes(stored: CellResult, split: str, metric: str, wanted: Quantity) -> Value | None:
+    """ARC votes, a task solved when all its test inputs are. They are counted at the training budget and at the end."""
+    profile = stored.after.profile(wanted.weights, split)
+    if profile is None or profile.arc is None or wanted.checkpoint != "last" or wanted.show != "value":
+        return None
+    step = {"budget": stored.after.budget, "end": stored.after.steps}.get(str(wanted.way))
+    votes = next((votes for votes in profile.arc.at_step if votes.step == step), None)
+    return None if votes is None else Value(votes.all_test_inputs[metric].value, profile.arc.tasks)
+
+
+def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
+    """From the measurement after training, which has every forced step and the single examples."""
+    after = stored.after
+    parts = [part for split in score.splits if (part := after.profile(wanted.weights, split)) is not None]
+    if len(parts) < len(score.splits):
+        return None
+    curve = np.mean([getattr(part, metric) for part in parts], axis=0)
+    budget, bits = min(after.budget, len(curve)), None
+    if wanted.way in ("best_full", "halting"):
+        answered = [getattr(part, wanted.way) for part in parts]
+        if None in answered:
+            return None
+        value = float(np.mean([getattr(each, "mean_step" if wanted.show == "step" else metric) for each in answered]))
+    else:
+        steps = {"budget": budget, "end": len(curve), "best_step": int(curve.argmax()) + 1}
+        step = wanted.way if isinstance(wanted.way, int) else steps[wanted.way]
+        if step > len(curve):
+            return None
+        value = float(curve[step - 1]) if wanted.show == "value" else float(step)
+        if step in (budget, len(curve)):
+            packed = [(getattr(part.bits if step == budget else part.bits_end, metric, ""), part.n) for part in parts]
+            if all(text for text, _ in packed):
+                bits = tuple(unpack(text, n) for text, n in packed)
+    if wanted.show == "update":
+        profiles = after.ema if wanted.weights == "ema" else after.online
+        assert profiles is not None
+        value = float(profiles.update)
+    examples = tuple(f"{stored.data_hash} {split}" for split in score.splits)
+    n = min(part.n for part in parts)
+    return Value(value, n if wanted.show == "value" else None, len(parts), bits, examples)
+
+
+def rows_of(stored: CellResult, score: Score, metric: Metric, weights: WeightSet) -> list[tuple[CurvePoint, float]]:
+    """Each evaluation while training, and its score."""
+    return [
+        (row, float(np.mean([getattr(row.of(weights)[split], metric) for split in score.splits])))
+        for row in stored.curve
+        if all(split in row.of(weights) for split in score.splits)
+    ]
+
+
+def _n(stored: CellResult, score: Score) -> int:
+    return min(stored.n[split] for split in score.splits)
+
+
+def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
+    rows = rows_of(stored, score, metric, wanted.weights)
+    if not rows:
+        return None
+    if wanted.checkpoint == "peak":
+        row, value = max(rows, key=lambda each: (each[1], -each[0].update))
+    else:
+        chosen = stored.summary.chosen_on_val.update if wanted.checkpoint == "chosen" else rows[-1][0].update
+        row, value = next(each for each in rows if each[0].update == chosen)
+    if wanted.show == "update":
+        return Value(float(row.update))
+    return Value(value, _n(stored, score), len(score.splits))
+
+
+def _on_clock(stored: CellResult, score: Score, metric: Metric, weights: WeightSet, clock: Clock) -> Value | None:
+    """Between two evaluations the curve is taken as straight; before the first there is nothing."""
+    rows = rows_of(stored, score, metric, weights)
+    x = [row.along(clock.axis) for row, _ in rows]
+    if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
+        return None
+    value = float(np.interp(clock.at, x, [value for _, value in rows]))
+    return Value(value, _n(stored, score), len(score.splits))
+
+
+# All cells of a study -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StudyResults:
+    """A study at one scale and what is stored of it."""
+
+    study: Study
+    scale: str
+    cells: Mapping[Place, CellResult | None]
+    """What is stored; None: not finished."""
+    failed: Mapping[Place, str]
+    llms: Mapping[str, Mapping[str, LlmResult]]
+    """Language model -> data hash -> its llm.json."""
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(task for task, _, _ in self.cells))
+
+    @property
+    def done(self) -> int:
+        return sum(stored is not None for stored in self.cells.values())
+
+    def seeds(self, task: str, variant: str) -> list[int]:
+        return [s for t, v, s in self.cells if (t, v) == (task, variant)]
+
+    def stored(self, task: str, variant: str) -> dict[int, CellResult]:
+        """The finished cells of a variant, by seed."""
+        found = {s: self.cells[task, variant, s] for s in self.seeds(task, variant)}
+        return {seed: stored for seed, stored in found.items() if stored is not None}
+
+    def task_of(self, wanted: Quantity) -> str:
+        return score_of(wanted.score).task if wanted.score else wanted.task or self.tasks[0]
+
+    def readings(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> dict[int, Value]:
+        if variant not in self.study.variants:
+            raise unknown(f"variant of {self.study.name}", variant, self.study.variants)
+        every = {s: read(c, wanted, clock) for s, c in self.stored(self.task_of(wanted), variant).items()}
+        return {seed: reading for seed, reading in every.items() if reading is not None}
+
+    def estimate(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> Estimate | None:
+        found = list(self.readings(variant, wanted, clock).values())
+        if not found:
+            return None
+        return stats.estimate([r.value for r in found], _least(r.n for r in found), found[0].parts)
+
+    def clock(self, axis: Literal["seconds", "update"], variants: Iterable[str], wanted: Quantity) -> Clock | None:
+        """The smallest common total: what every finished training of these variants has reached."""
+        task = self.task_of(wanted)
+        totals = [c.curve[-1].along(axis) for v in variants for c in self.stored(task, v).values()]
+        return Clock(axis, min(totals)) if totals else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A halting policy of one cell."""
+
+    steps: float
+    valid: float
+    n: int
+
+
+def policies_of(results: StudyResults, task: str, variant: str) -> dict[str, list[Point]]:
+    """Policy -> what it came to, for each seed."""
+    out: dict[str, list[Point]] = {}
+    for cell in results.stored(task, variant).values() if task in results.tasks else ():
+        if (policies := cell.after.policies) is not None:
+            for each in policies.results:
+                out.setdefault(each.policy, []).append(Point(each.mean_steps, each.valid.value, policies.n))
+    return out
+
+
+def _least(counts: Iterable[int | None]) -> int | None:
+    known = [n for n in counts if n is not None]
+    return min(known) if known else None
+
+
+def compare(a: Mapping[int, Value], b: Mapping[int, Value]) -> Estimate | None:
+    """a - b over the seeds that both have; example by example where the answers are stored."""
+    seeds = [seed for seed in a if seed in b]
+    if not seeds:
+        return None
+    ours, theirs = [a[s] for s in seeds], [b[s] for s in seeds]
+    n = _least(r.n for r in (*ours, *theirs))
+    half, paired = None, False
+    if n is not None:
+        arrays = _paired_arrays(ours, theirs)
+        paired = arrays is not None
+        if arrays is not None:
+            half = math.hypot(*(stats.paired_half(each) for each in arrays)) / len(arrays)
+        else:
+            means = [float(np.mean([r.value for r in side])) for side in (ours, theirs)]
+            counts = [(r.n or 1) * r.parts for r in (ours[0], theirs[0])]
+            half = stats.unpaired_half(means[0], counts[0], means[1], counts[1])
+    return stats.difference([r.value for r in ours], [r.value for r in theirs], half, n, paired)
+
+
+def _paired_arrays(a: Sequence[Value], b: Sequence[Value]) -> list[npt.NDArray[np.floating[Any]]] | None:
+    """For each split [seeds, examples] of a - b; None unless all of them answered the same examples."""
+    every = [*a, *b]
+    if any(r.bits is None or r.examples != every[0].examples for r in every):
+        return None
+    shapes = {tuple(len(bits) for bits in r.bits or ()) for r in every}
+    if len(shapes) != 1:
+        return None
+    sides = [[np.stack([(r.bits or ())[part] for r in side]) for part in range(a[0].parts)] for side in (a, b)]
+    return [x.astype(np.float64) - y for x, y in zip(*sides, strict=True)]
+
+
+# Language models ------------------------------------------------------------------------------------------------------
+
+
+def llm_estimate(results: StudyResults, model: str, wanted: Quantity) -> Estimate | None:
+    """A language model's score on the very data that this study's cells were judged on."""
+    if wanted.score is None:
+        return None
+    score = score_of(wanted.score)
+    hashes = {c.data_hash for (task, _, _), c in results.cells.items() if task == score.task and c is not None}
+    found = next((results.llms[model][h] for h in sorted(hashes) if h in results.llms[model]), None)
+    parts = [found.splits.get(split) for split in score.splits] if found else []
+    shares = [part.share(wanted.metric or score.metric) for part in parts if part is not None and part.complete]
+    known = [share for share in shares if share is not None]
+    if not parts or len(known) < len(parts):
+        return None
+    return stats.estimate([float(np.mean([value for value, _ in known]))], min(n for _, n in known), len(known))

@@ -1,0 +1,207 @@
+"""One cell from training to its stored result: what is trained, what is measured after it, what is kept."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ponder import checkpoint, data
+from ponder.base import files, runtime
+from ponder.base.errors import UserError
+from ponder.base.runtime import Runtime
+from ponder.config.resolve import Config
+from ponder.data import Dataset
+from ponder.domains.arc.sources import ArcEvaluation
+from ponder.domains.contract import silent
+from ponder.evaluation import compare as policy
+from ponder.evaluation import records as evaluate
+from ponder.evaluation.arc import run_votes, score_arc
+from ponder.evaluation.records import MEASURES, Records
+from ponder.evaluation.run import Asked, Plan, make_plan
+from ponder.inference.weights import open_weights
+from ponder.model import cost
+from ponder.model.reasoner import Reasoner
+from ponder.studies.result import CellResult
+from ponder.studies.spec import After, Cell
+from ponder.studies.store import Store, pack
+from ponder.training import runs
+from ponder.training.log import TIMING, read_log, summary
+from ponder.training.loop import Limits
+
+POINTS = 60
+"""The training log is thinned to at most so many rows."""
+DIGITS = 6
+
+
+def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Limits, quiet: bool = True) -> bool:
+    """Train (or go on training), measure, and store; whether it got that far. Ranks share the work."""
+    torch.set_num_threads(cell.threads)
+    folder = store.folder(cell.key)
+    if not (folder / runs.RESULT).is_file():
+        outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet)
+        if not outcome.finished:
+            return False
+    before = store.stored(cell.key)
+    after, examples = cell.after, cell.examples
+    if before is not None:
+        if before.after.covers(cell):
+            return True
+        after = together([after, before.after.asked()], cell.config.model.max_steps)
+        examples = max(examples, before.after.examples)
+    began = time.perf_counter()
+    measured = measure(cell.config, after, examples, folder, data_dir, here)
+    if here.main:
+        took = round(time.perf_counter() - began, 3)
+        store.write(CellResult.model_validate({**trained(cell, folder), "after": measured, "after_seconds": took}))
+    here.barrier()
+    return True
+
+
+def together(wanted: Sequence[After], budget: int) -> After:
+    """All that several studies ask of one training."""
+    return After(
+        steps=max(each.steps or budget for each in wanted),
+        weights=tuple(dict.fromkeys(name for each in wanted for name in each.weights)),
+        policies=any(each.policies for each in wanted),
+    )
+
+
+# From the training log ------------------------------------------------------------------------------------------------
+
+
+def trained(cell: Cell, folder: Path) -> dict[str, Any]:
+    """What the run folder says, made small; the result's schema leaves out the rest."""
+    rows = read_log(folder / "metrics.jsonl")
+    result = files.read_json(folder / runs.RESULT)
+    config = cell.config
+    domain = config.data.make()
+    work = cost.flops(config.model, len(domain.vocab), domain.seq_len)
+    about = summary(rows, config.eval.select)
+    return {
+        "key": cell.key,
+        "label": cell.label,
+        "config": config.flat(),
+        "data_hash": result["data_hash"],
+        "environment": result["environment"],
+        **{name: about[name] for name in ("updates", "seconds", "n")},
+        "summary": rounded(about),
+        "curve": [rounded(row) for row in rows if row["kind"] == "eval"],
+        "train": rounded(thinned([row for row in rows if row["kind"] == "train"])),
+        "cost": {
+            "parameters": work.parameters,
+            "applications": cost.applications(config.model),
+            "inference_flops": work.inference,
+            "training_flops": work.training,
+        },
+    }
+
+
+def thinned(rows: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
+    """The training rows as columns of at most POINTS numbers, each over a window of rows of equal length."""
+    if not rows:
+        return {}
+    windows = np.array_split(np.arange(len(rows)), min(POINTS, len(rows)))
+    ends = {"update", "seconds"}
+    names = [name for name in rows[0] if name != "kind" and (name in ends or name not in TIMING)]
+    out: dict[str, list[float]] = {}
+    for name in names:
+        values = np.array([row[name] for row in rows], dtype=np.float64)
+        parts = [values[window] for window in windows]
+        if name in ends:
+            out[name] = [float(part[-1]) for part in parts]
+        else:
+            out[name] = [float(part.max() if name == "grad_norm_max" else part.mean()) for part in parts]
+    return out
+
+
+def rounded(value: Any) -> Any:
+    """The same data with DIGITS decimals: enough for 1/n of any split, and a third of the bytes."""
+    if isinstance(value, float):
+        return round(value, DIGITS)
+    if isinstance(value, dict):
+        return {k: rounded(v) for k, v in value.items()}
+    return [rounded(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+# After the training ---------------------------------------------------------------------------------------------------
+
+
+def measure(config: Config, after: After, examples: int, folder: Path, data_dir: Path, here: Runtime) -> dict[str, Any]:
+    """The forced depth profile of each set of weights, and the halting policies."""
+    budget = config.model.max_steps
+    steps = max(after.steps or budget, budget)
+    out: dict[str, Any] = {"steps": steps, "budget": budget, "examples": examples}
+    last = checkpoint.listed(folder / "checkpoints")[-1]
+    for weights in after.weights:
+        if weights == "online" and config.train.ema is None:
+            continue
+        opened = open_weights(last, weights, here.device)
+        asked = Asked(checkpoint=str(last), steps=steps, weights=weights, limit=examples, data_dir=data_dir)
+        how = make_plan(asked, opened, here, silent)
+        splits = {split: profile(opened.model, how, split) for split in how.splits}
+        out[weights] = {"update": opened.update, "splits": rounded(splits)}
+    if after.policies and here.main:
+        out["policies"] = rounded(_policies(config, last, examples, data_dir, here))
+    return out
+
+
+def profile(model: Reasoner, how: Plan, split: str) -> dict[str, Any]:
+    """One split at every forced step, and each example's verdict at the training budget and at the end."""
+    domain, source = how.dataset.domain, how.dataset.source(split)
+    settings = evaluate.Settings(how.steps, how.batch, how.limit, how.precision)
+    head, arc = model.config.halting != "none", {}
+    if isinstance(source, ArcEvaluation):
+        voted = run_votes(model, domain, source, replace(settings, limit=None), how.here)  # all votes count
+        records = voted.plain.records
+        arc = {"arc": score_arc(voted, domain, head).score}
+    else:
+        records = evaluate.run_split(model, domain, source, settings, how.here)
+    within = records.first(how.budget)
+    few = how.limit is None or records.n <= how.limit  # the votes of a whole ARC set would fill the file
+    return {
+        "role": domain.splits[split].role,
+        "n": records.n,
+        "of": len(source),
+        **{m: getattr(records, m).mean(axis=0, dtype=np.float64).tolist() for m in MEASURES},
+        "best_full": _answered(within, "best_full"),
+        "halting": _halting(within) if head else None,
+        "bits": _bits(within) if few else None,
+        "bits_end": _bits(records) if few else None,
+        **arc,
+    }
+
+
+def _bits(records: Records) -> dict[str, str]:
+    return {m: pack(getattr(records, m)[:, -1]) for m in ("exact", "valid")}
+
+
+def _answered(records: Records, way: str) -> dict[str, float]:
+    return {m: float(evaluate.answered(records, m, way).mean(dtype=np.float64)) for m in MEASURES}
+
+
+def _halting(records: Records) -> dict[str, float]:
+    mean_step = float(evaluate.picked_steps(records)["halting"].mean() + 1)
+    return {**_answered(records, "halting"), "mean_step": mean_step}
+
+
+def _policies(config: Config, last: Path, examples: int, data_dir: Path, here: Runtime) -> dict[str, Any]:
+    dataset = Dataset.open(data.folder_for(data_dir, config.data))
+    opened = open_weights(last, "ema", here.device)
+    precision = runtime.precision_for(config.train.precision, here.device)
+    what = policy.subject(opened, dataset, None, examples, precision)
+    compared = policy.compare_policies(what)
+    results = [asdict(result) for result in compared.results]
+    return {"split": what.split, "n": len(what.index), "budget": compared.budget, "results": results}
+
+
+def one_training(cells: Sequence[Cell]) -> Cell:
+    """The cells of one key as one cell that asks for all they ask for."""
+    first = cells[0]
+    if any(cell.key != first.key or cell.threads != first.threads for cell in cells):
+        raise UserError(f"{', '.join(c.label for c in cells)} are not the same training: run them one by one")
+    after = together([cell.after for cell in cells], first.config.model.max_steps)
+    return Cell(**{**vars(first), "after": after})

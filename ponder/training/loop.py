@@ -1,0 +1,423 @@
+"""The training loop, top to bottom: data, model, resume, then one optimiser update per ACT step until it is done.
+
+Slots are numbered over all ranks. What enters a slot, and everything random about it, is a function of (seed, slot,
+refill, step), so that a resumed run, a run on other ranks and every variant of a study see the same numbers.
+"""
+
+import math
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ponder import checkpoint
+from ponder.base import rng
+from ponder.base.errors import UserError
+from ponder.base.runtime import Runtime, carry_dtype, compile_for, matmul_peak, precision_for
+from ponder.config.resolve import Config
+from ponder.data import Dataset
+from ponder.domains.contract import Domain, Source
+from ponder.evaluation.records import Settings, final_scores, run_split
+from ponder.model import cost, halting, losses
+from ponder.model.layers import compile_blocks
+from ponder.model.reasoner import Reasoner, Step
+from ponder.training.log import Log
+from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped
+from ponder.training.slots import Slots, make_slots, refill
+from ponder.training.state import Run
+
+
+class View(Protocol):
+    """Whoever watches: the terminal, plain lines, a tracker, nobody."""
+
+    def begin(self, config: Config, updates: int, done: int) -> None: ...
+
+    def row(self, row: dict[str, Any]) -> None: ...
+
+    def say(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When this invocation ends even if training is not finished."""
+
+    seconds: float | None = None
+    updates: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.seconds is not None and not 0 < self.seconds < math.inf:
+            raise UserError(f"--max-seconds {self.seconds:g} is no time: give more than 0, or leave it out")
+        if self.updates is not None and self.updates < 1:
+            raise UserError(f"--max-updates {self.updates} is no number of updates: give 1 or more, or leave it out")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    finished: bool
+    update: int
+    updates: int
+    reason: str
+
+
+class Speed:
+    """Example-steps per second, and their share of the machine's measured matrix-product peak."""
+
+    def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
+        domain, model = dataset.domain, config.model
+        self.flops = cost.flops(model, len(domain.vocab), domain.seq_len).training
+        each = config.train.batch // config.train.accumulate // runtime.world
+        self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
+        self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
+
+    def add_to(self, row: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
+        row |= {"example_steps_per_second": rate, "peak_fraction": rate * self.flops / self.peak}
+        self.at, self.update = now, row["update"]
+
+
+class Stop:
+    """Set by a signal; looked at between updates."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+# One micro-step -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Depth:
+    """How deep training goes at this update: full, unless a curriculum is still growing it."""
+
+    steps: int
+    h_cycles: int
+
+    @staticmethod
+    def at(config: Config, update: int, updates: int) -> "Depth":
+        model, train = config.model, config.train
+        grown = min(1.0, update / (train.grow_until * updates))
+        steps = math.ceil(1 + (model.max_steps - 1) * grown) if train.grow == "steps" else model.max_steps
+        cycles = math.ceil(1 + (model.h_cycles - 1) * grown) if train.grow == "cycles" else model.h_cycles
+        return Depth(steps, cycles)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Sums over the examples of one micro-step, for the log."""
+
+    sums: dict[str, Tensor]
+    task_ids: Tensor
+    row_grads: Tensor
+
+
+def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runtime: Runtime, precision: str) -> Moment:
+    """Advance the slots by one ACT step, add to the gradients, and decide which examples are done."""
+    rows = model.table[slots.task_ids].detach().requires_grad_()
+    with runtime.autocast(precision):
+        step = model(slots.carry, slots.inputs, rows, h_cycles=depth.h_cycles)
+        carry = step.carry.detach()
+        last = carry.steps >= depth.steps
+        target = None
+        if step.q_continue is not None:
+            with torch.no_grad():
+                # The very step that comes next, with its noise and masks, under the present weights.
+                following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
+            target = losses.continue_target(following.q_halt, following.q_continue, last)
+    loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
+    (loss.total / config.train.batch).backward()
+    slots.carry, slots.known = carry, None
+    slots.done = halted(step, last, depth.steps, config)
+    done = slots.done
+    sums = {
+        "loss": loss.total.detach(),
+        "answer_loss": loss.answer,
+        "halt_loss": loss.halt,
+        "continue_loss": loss.cont,
+        "finished": done.sum(),
+        "exact": (loss.exact & done).sum(),
+        "token": (loss.token * done).sum(),
+        "steps": (carry.steps * done).sum(),
+    }
+    if step.q_halt is not None:
+        sums["q_halt"] = step.q_halt.detach().sum()
+    for name, state in (("norm_h", carry.states.h), ("norm_l", carry.states.l)):
+        if state is not None:
+            sums[name] = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).mean(dim=-1).sum()
+    if step.ratio is not None:
+        sums["ratio"] = step.ratio.float().mean(dim=(1, 2)).sum()
+    assert rows.grad is not None
+    return Moment(sums, slots.task_ids, rows.grad)
+
+
+def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:
+    """Done when the halting head says so, at the latest at the budget; now and then a random minimum length holds."""
+    key = rng.fold(step.carry.key, step.carry.steps)
+    explore = rng.uniform(rng.fold(key, rng.EXPLORE)) < config.train.explore
+    minimum = 2 + (rng.uniform(rng.fold(key, rng.EXPLORE_LENGTH)) * (budget - 1)).to(torch.int64)
+    return (halting.halts(step) & (~explore | (step.carry.steps >= minimum))) | last
+
+
+# One update -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the micro-steps of one update came to; the gradients themselves are in the weights' flat tensor."""
+
+    moments: list[Moment]
+    norm: float
+    """Of the gradient, before clipping."""
+    sums: dict[str, float]
+
+
+def gather_gradients(
+    run: Run, source: Source, depth: Depth, pool: ThreadPoolExecutor | None, runtime: Runtime, precision: str
+) -> Gathered:
+    """A micro-step for each accumulation step. The host waits for the device once, to read what all of them came to."""
+    config = run.config
+    run.weights.grad.zero_()
+    moments = []
+    for micro in range(config.train.accumulate):
+        slots = run.slots[micro % len(run.slots)]
+        refill(slots, run.model, source, config, pool)
+        moments.append(micro_step(slots, run.model, config, depth, runtime, precision))
+    runtime.sum_([run.weights.grad])
+    norm = clip(run.weights.grad, config.train.clip)
+    names = list(moments[0].sums)
+    total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
+    runtime.sum_([total])
+    done = torch.cat([slots.done for slots in run.slots])
+    values = read(torch.cat((norm.float()[None], total, done.float())))
+    first = 1 + len(names)
+    for slots in run.slots:
+        slots.known = values[first : first + len(slots.ids)] > 0
+        first += len(slots.ids)
+    return Gathered(moments, float(values[0]), dict(zip(names, values[1:].tolist(), strict=False)))
+
+
+def read(values: Tensor) -> npt.NDArray[np.float32]:
+    """The one place of an update where the host waits for the device (tests/training/test_syncs.py)."""
+    out: npt.NDArray[np.float32] = values.cpu().numpy()
+    return out
+
+
+def apply_gradients(run: Run, gathered: Gathered, factor: float, runtime: Runtime) -> None:
+    train = run.config.train
+    run.optimiser.update(train.lr * factor)
+    run.update = run.optimiser.t
+    if train.table_lr > 0:
+        ids, grads = ([getattr(m, name) for m in gathered.moments] for name in ("task_ids", "row_grads"))
+        run.table.update(torch.cat(ids), torch.cat(grads), train.table_lr * factor, run.update, runtime)
+    if run.average is not None:
+        run.average.update(run.weights)
+
+
+# The whole of it ------------------------------------------------------------------------------------------------------
+
+
+def train(
+    config: Config, folder: Path, dataset: Dataset, runtime: Runtime, view: View, limits: Limits, stop: Stop
+) -> Outcome:
+    """Train in `folder`, from its newest checkpoint if it has one."""
+    began = time.perf_counter()
+    domain, source = dataset.domain, dataset.source("train")
+    updates = total_updates(config, len(source))
+    precision = precision_for(config.train.precision, runtime.device)
+    run = new_run(config, domain, runtime, carry_dtype(precision))
+    model = run.model
+    schedule = Schedule(updates, config.train.warmup, config.train.lr_min_ratio, config.train.schedule)
+    if compile_for(config.train.compile, runtime.device):
+        compile_blocks(model)
+
+    # Resume, or find out now what would fail later
+    checkpoints = folder / "checkpoints"
+    log = Log(folder / "metrics.jsonl", runtime)
+    saved = checkpoint.newest(checkpoints, view.say if runtime.main else None)
+    if saved is not None:
+        run.load(saved, source)
+    log.cut_after(run.update if saved is not None else -1)
+    splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
+    if "val" not in splits:
+        splits.append("val")  # checkpoints are chosen on it
+    if saved is None:
+        preflight(run, folder, dataset, splits, runtime, precision)
+    speed = Speed(config, dataset, runtime, run.update)
+    view.begin(config, updates, run.update)
+
+    pool = ThreadPoolExecutor(config.train.data_workers) if config.train.data_workers > 0 else None
+    started_at, spent_before = run.update, run.seconds
+    outcome = None
+    while outcome is None:
+        if run.update < updates:
+            update_began = time.perf_counter()
+            depth = Depth.at(config, run.update, updates)
+            gathered = gather_gradients(run, source, depth, pool, runtime, precision)
+            norm, sums = gathered.norm, gathered.sums
+            if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
+                raise UserError(_not_finite(run.update, norm, sums, checkpoints))
+            factor = schedule(run.update)
+            apply_gradients(run, gathered, factor, runtime)
+            now = time.perf_counter()
+            run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - update_began
+            window = run.window or {}
+            sums |= {"grad_norm": norm, "updates": 1.0}
+            run.window = {k: window.get(k, 0.0) + v for k, v in sums.items()}
+            run.window["grad_norm_max"] = max(window.get("grad_norm_max", 0.0), norm)
+
+        # Log, evaluate, save: in this order, so that a checkpoint covers all rows up to its update
+        outcome = _ending(run, updates, limits, started_at, time.perf_counter() - began, stop, runtime)
+        if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
+            row = _log_row(run, config, factor)
+            speed.add_to(row)
+            run.window = None
+            log.write(row)
+            view.row(row)
+            if warning := _collapse(row):
+                view.say(warning)
+        if (run.update % config.train.eval_every == 0 or run.update == updates) and not log.has("eval", run.update):
+            row = evaluation_row(run, dataset, splits, runtime, precision)
+            row |= {"seconds": run.seconds, "update_seconds": run.update_seconds}
+            log.write(row)
+            view.row(row)
+            score = row["ema"].get("val", {}).get(config.eval.select)
+            if score is not None and (run.best is None or score > run.best["score"]):
+                run.best = {"update": run.update, "score": score}
+                run.save(folder / "best", runtime, everything=False)
+        if run.update % config.train.save_every == 0 or outcome is not None:
+            run.save(checkpoints / f"u{run.update:09d}", runtime)
+            if runtime.main:
+                checkpoint.prune(checkpoints, keep=2)
+    if pool is not None:
+        pool.shutdown()
+    return outcome
+
+
+def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype) -> Run:
+    torch.manual_seed(config.seed)
+    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).to(runtime.device).train()
+    weights = Weights(model)
+    return Run(
+        config=config,
+        model=model,
+        weights=weights,
+        optimiser=AdamAtan2(weights, config.train),
+        average=Average(weights, config.train.ema) if config.train.ema is not None else None,
+        table=PuzzleTable(model, config.train),
+        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
+    )
+
+
+def total_updates(config: Config, examples: int) -> int:
+    if config.train.updates is not None:
+        return config.train.updates
+    assert config.train.epochs is not None
+    return math.ceil(config.train.epochs * examples / config.train.batch)
+
+
+def _ending(
+    run: Run, updates: int, limits: Limits, started_at: int, seconds: float, stop: Stop, runtime: Runtime
+) -> Outcome | None:
+    """Whether to stop after this update, agreed between ranks."""
+    reason = ""
+    if run.update >= updates:
+        return Outcome(True, run.update, updates, "finished")
+    if limits.updates is not None and run.update - started_at >= limits.updates:
+        reason = f"--max-updates {limits.updates}"
+    elif limits.seconds is not None and seconds >= limits.seconds:
+        reason = f"--max-seconds {limits.seconds:g}"
+    elif stop.asked:
+        reason = "interrupted"
+    if runtime.world > 1:
+        reason = next((r for r in runtime.gather_objects(reason) if r), "")
+    return Outcome(False, run.update, updates, reason) if reason else None
+
+
+def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
+    """Means over the updates since the last row."""
+    window = run.window
+    assert window is not None
+    count = window["updates"] * config.train.batch
+    finished = max(window["finished"], 1.0)
+    row: dict[str, Any] = {"kind": "train", "update": run.update}
+    for name in ("loss", "answer_loss", "halt_loss", "continue_loss", "q_halt", "norm_h", "norm_l", "ratio"):
+        if name in window:
+            row[name] = window[name] / count
+    for name in ("exact", "token", "steps"):
+        row[name] = window[name] / finished
+    row |= {
+        "finished": int(window["finished"]),
+        "grad_norm": window["grad_norm"] / window["updates"],
+        "grad_norm_max": window["grad_norm_max"],
+        "lr": config.train.lr * factor,
+        "seconds": run.seconds,
+        "update_seconds": run.update_seconds,
+    }
+    return row
+
+
+def evaluation_row(run: Run, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str) -> dict[str, Any]:
+    """Every split with the online and with the averaged weights, at the full budget."""
+    config = run.config
+    how = Settings(config.model.max_steps, config.eval.batch, config.eval.examples, precision)
+    row: dict[str, Any] = {"kind": "eval", "update": run.update, "n": {}}
+    value, table = run.averaged()
+    for name in ("online", "ema") if run.average is not None else ("ema",):
+        with swapped(
+            run.weights, run.model, *((value, table) if name == "ema" else (run.weights.value.clone(), run.model.table))
+        ):
+            records = {s: run_split(run.model, dataset.domain, dataset.source(s), how, runtime) for s in splits}
+        row[name] = {split: final_scores(r) for split, r in records.items()}
+        row["n"] = {split: r.n for split, r in records.items()}
+    return row
+
+
+def preflight(run: Run, folder: Path, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str) -> None:
+    """What can fail later fails now: splits, shapes, disk space, a write, and two batches of evaluation."""
+    for split in splits:
+        dataset.arrays(split)
+    need = 16 * run.weights.value.numel() + 12 * run.model.table.numel()
+    for slots in run.slots:
+        need += sum(s.numel() * s.element_size() for s in (slots.carry.states.h, slots.carry.states.l) if s is not None)
+    free = shutil.disk_usage(folder).free
+    if free < 4 * need:
+        raise UserError(
+            f"{folder} has {free / 1e9:.1f} GB free, checkpoints need {4 * need / 1e9:.1f} GB: use --out elsewhere"
+        )
+    for split in splits:
+        few = max(1, min(8, dataset.counts[split] // 2))
+        how = Settings(1, few, 2 * few, precision)
+        run_split(run.model, dataset.domain, dataset.source(split), how, runtime)
+
+
+def _not_finite(update: int, norm: float, sums: dict[str, float], checkpoints: Path) -> str:
+    what = "loss" if not math.isfinite(sums["loss"]) else f"gradient norm ({norm})"
+    if "q_halt" in sums and not math.isfinite(sums["q_halt"]):
+        what = "halting logit"
+    saved = checkpoint.listed(checkpoints)
+    kept = f"the last good checkpoint is {saved[-1]}" if saved else "no checkpoint was written yet"
+    return (
+        f"the {what} was not finite at update {update + 1}; {kept}. Try a lower --train.lr, --train.clip 1, or "
+        f"--train.precision float32, in another --out"
+    )
+
+
+def _collapse(row: dict[str, Any]) -> str | None:
+    """The halting head has given up when it is sure to be wrong although many answers are right, or to be right
+    although most are wrong, or has run away."""
+    q = row.get("q_halt")
+    if q is None:
+        return None
+    if (q < -15 and row["exact"] > 0.2) or (q > 3 and row["exact"] < 0.5) or q > 30:
+        return (
+            f"halting logits say nothing (mean {q:.0f} with {row['exact']:.0%} right): halting has collapsed. Lower "
+            f"--train.lr or --train.halting_weight, or set --train.clip 1"
+        )
+    return None

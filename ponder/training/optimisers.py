@@ -1,0 +1,171 @@
+"""Adam-atan2 over all weights at once, sign-SGD for the puzzle table, and the averaged weights of both.
+
+All weights live in one flat tensor of which the model's parameters are views, and so do their gradients. One update
+is then a handful of operations, whatever the number of parameters, and ranks exchange one message.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ponder.base.runtime import Runtime
+from ponder.config.schema import TrainConfig
+from ponder.model.reasoner import Reasoner
+
+
+def undecayed(name: str) -> bool:
+    """Initial states and the gate's bias are left alone by weight decay: for most horizons no gradient holds them."""
+    return name in ("init_h", "init_l") or name == "update.gate.bias"
+
+
+class Weights:
+    """The model's parameters as one tensor, decayed ones first."""
+
+    def __init__(self, model: Reasoner) -> None:
+        named = list(model.named_parameters())
+        order = [pair for pair in named if not undecayed(pair[0])] + [pair for pair in named if undecayed(pair[0])]
+        self.names = [name for name, _ in order]
+        self.shapes = [tuple(p.shape) for _, p in order]
+        self.decayed = sum(p.numel() for name, p in order if not undecayed(name))
+        with torch.no_grad():
+            self.value = torch.cat([p.detach().reshape(-1) for _, p in order])
+        self.grad = torch.zeros_like(self.value)
+        for (_, p), value, grad in zip(order, self._views(self.value), self._views(self.grad), strict=True):
+            p.data = value
+            p.grad = grad
+
+    def _views(self, flat: Tensor) -> list[Tensor]:
+        sizes = [math.prod(shape) for shape in self.shapes]
+        return [part.view(shape) for part, shape in zip(flat.split(sizes), self.shapes, strict=True)]
+
+    def named(self, flat: Tensor) -> dict[str, Tensor]:
+        """Any tensor laid out like the weights, cut into the parameters' names and shapes."""
+        return dict(zip(self.names, self._views(flat), strict=True))
+
+    def load(self, flat: Tensor, named: Mapping[str, Tensor]) -> None:
+        for name, view in self.named(flat).items():
+            view.copy_(named[name])
+
+
+class AdamAtan2:
+    """p <- p (1 - lr wd) - lr atan2(m', sqrt(v')): Adam without an epsilon, invariant to the gradient's scale.
+
+    Two published forms of the first moment's bias correction: `outside` divides the atan2 by 1 - beta1^t (HRM's
+    kernel), `inside` divides m before it.
+    """
+
+    def __init__(self, weights: Weights, config: TrainConfig) -> None:
+        self.weights, self.config = weights, config
+        self.m = torch.zeros_like(weights.value)
+        self.v = torch.zeros_like(weights.value)
+        self.t = 0
+
+    @torch.no_grad()
+    def update(self, lr: float) -> None:
+        c, w, g = self.config, self.weights.value, self.weights.grad
+        self.t += 1
+        self.m.lerp_(g, 1 - c.beta1)
+        self.v.mul_(c.beta2).addcmul_(g, g, value=1 - c.beta2)
+        first = 1 - c.beta1**self.t
+        root = self.v.div(1 - c.beta2**self.t).sqrt_()
+        w[: self.weights.decayed].mul_(1 - lr * c.weight_decay)
+        if c.atan2 == "outside":
+            w.add_(torch.atan2(self.m, root), alpha=-lr / first)
+        else:
+            w.add_(torch.atan2(self.m / first, root), alpha=-lr)
+
+
+class PuzzleTable:
+    """Sign-SGD on the rows that were used, and their average brought up to date only when needed.
+
+    A 1000-augmentation ARC table is 2 GB: an update must touch the rows of the batch and nothing else.
+    """
+
+    def __init__(self, model: Reasoner, config: TrainConfig) -> None:
+        self.value, self.config = model.table, config
+        self.ema = self.value.clone() if config.ema is not None else None
+        self.seen = torch.zeros(len(self.value), dtype=torch.int64, device=self.value.device)
+        """The update up to which each row's average is right."""
+
+    @torch.no_grad()
+    def update(self, ids: Tensor, grads: Tensor, lr: float, t: int, runtime: Runtime) -> None:
+        """Gradients of one id are summed over the whole global batch before the sign is taken."""
+        rows, grads = runtime.gather(ids), runtime.gather(grads)
+        # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would make
+        # the host wait for the number of ids.)
+        place = torch.searchsorted(rows.sort().values, rows)
+        total = torch.zeros_like(grads, dtype=torch.float32).index_add_(0, place, grads.float())[place]
+        old = self.value[rows]
+        new = old * (1 - lr * self.config.weight_decay) - lr * total.sign()
+        if self.ema is not None and self.config.ema is not None:
+            decay = self.config.ema
+            settled = self._settled(rows, t - 1)
+            self.ema[rows] = settled.lerp(new, 1 - decay)
+            self.seen[rows] = t
+        self.value[rows] = new
+
+    def _settled(self, rows: Tensor, t: int) -> Tensor:
+        """Averages of rows that were left alone since `seen`: their weights stood still, so decay has a closed form."""
+        assert self.ema is not None and self.config.ema is not None
+        rest = self.config.ema ** (t - self.seen[rows]).to(torch.float32)
+        return torch.lerp(self.value[rows], self.ema[rows], rest[:, None])
+
+    def averaged(self, t: int) -> Tensor:
+        """The whole table of averages after update t."""
+        if self.ema is None:
+            return self.value
+        return self._settled(torch.arange(len(self.value), device=self.value.device), t)
+
+
+class Average:
+    """Exponential moving average of the weights."""
+
+    def __init__(self, weights: Weights, decay: float) -> None:
+        self.value = weights.value.clone()
+        self.decay = decay
+
+    def update(self, weights: Weights) -> None:
+        self.value.lerp_(weights.value, 1 - self.decay)
+
+
+@contextmanager
+def swapped(weights: Weights, model: Reasoner, value: Tensor, table: Tensor) -> Iterator[None]:
+    """The model with other weights for a while; the old ones come back bit for bit."""
+    old, old_table = weights.value.clone(), model.table
+    weights.value.copy_(value)
+    model.table = table
+    try:
+        yield
+    finally:
+        weights.value.copy_(old)
+        model.table = old_table
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Linear warm-up, then cosine or exponential decay to `min_ratio`, as a factor on every learning rate."""
+
+    updates: int
+    warmup: int
+    min_ratio: float
+    kind: str
+
+    def __call__(self, update: int) -> float:
+        if update < self.warmup:
+            return (update + 1) / self.warmup
+        done = min(1.0, (update - self.warmup) / max(1, self.updates - self.warmup))
+        if self.kind == "exponential":
+            return float(max(self.min_ratio, 1e-8) ** done)
+        return self.min_ratio + (1 - self.min_ratio) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def clip(grad: Tensor, limit: float | None) -> Tensor:
+    """Scale the flat gradient down to the limit in place; returns the norm before."""
+    norm: Tensor = torch.linalg.vector_norm(grad)
+    if limit is not None:
+        grad.mul_((limit / (norm + 1e-6)).clamp(max=1.0))
+    return norm

@@ -1,0 +1,127 @@
+"""Slots: the places of the batch, each holding one example and its carry until it is done.
+
+Slots are numbered over all ranks. What enters a slot at its r-th refill is a function of (seed, slot, r).
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ponder.base import rng
+from ponder.base.errors import UserError
+from ponder.base.runtime import Runtime
+from ponder.config.resolve import Config
+from ponder.domains.contract import Source
+from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.recurrence import States
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass
+class Slots:
+    """A group of slots that advance together: the carry and the examples in it."""
+
+    ids: Ints
+    refills: Ints
+    carry: Carry
+    inputs: Tensor
+    labels: Tensor
+    task_ids: Tensor
+    done: Tensor
+    """Which slots take a new example before the next step."""
+    known: Bools | None = None
+    """The same on the host, once it has been read there: a device is not asked twice."""
+
+
+def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, dtype: torch.dtype) -> list[Slots]:
+    """This rank's slots, one group for each micro-step that has its own."""
+    train = config.train
+    groups = train.accumulate if train.accumulation == "independent" else 1
+    total = slot_count(config)
+    if total % (runtime.world * groups):
+        raise UserError(
+            f"train.batch {train.batch} with accumulate {train.accumulate} cannot be shared by {runtime.world} ranks: "
+            f"choose a batch that is a multiple of {runtime.world * train.accumulate}"
+        )
+    size = total // runtime.world // groups
+    made = []
+    for group in range(groups):
+        first = runtime.rank * (total // runtime.world) + group * size
+        ids = np.arange(first, first + size, dtype=np.int64)
+        key = torch.zeros(size, dtype=torch.int64, device=runtime.device)
+        made.append(
+            Slots(
+                ids=ids,
+                refills=np.full(size, -1, dtype=np.int64),
+                carry=model.start(key, dtype),
+                inputs=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
+                labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
+                task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
+                done=torch.ones(size, dtype=torch.bool, device=runtime.device),
+                known=np.ones(size, dtype=np.bool_),
+            )
+        )
+    return made
+
+
+def slot_count(config: Config) -> int:
+    train = config.train
+    return train.batch if train.accumulation == "independent" else train.batch // train.accumulate
+
+
+def load_examples(slots: Slots, where: Ints, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
+    """Put the examples that (slot, refill) name into the slots."""
+    index, epoch = rng.drawn(config.seed, len(source), slot_count(config), slots.ids[where], slots.refills[where])
+    if pool is None:
+        batches = [source.fetch(index, epoch)]
+    else:
+        pieces = min(config.train.data_workers, len(where))
+        batches = list(pool.map(source.fetch, np.array_split(index, pieces), np.array_split(epoch, pieces)))
+    device = slots.inputs.device
+    at = torch.from_numpy(where).to(device)
+    for name in ("inputs", "labels", "task_ids"):
+        value = np.concatenate([getattr(batch, name) for batch in batches])
+        getattr(slots, name)[at] = torch.from_numpy(value).to(device, torch.int64)
+
+
+def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
+    """Slots whose example is done take the next one."""
+    where = np.flatnonzero(slots.done.cpu().numpy() if slots.known is None else slots.known)
+    if len(where) == 0:
+        return
+    slots.refills[where] += 1
+    load_examples(slots, where, source, config, pool)
+    slots.carry = model.reset(slots.carry, slots.done, slot_keys(slots, config))
+
+
+def slot_keys(slots: Slots, config: Config) -> Tensor:
+    device = slots.inputs.device
+    ids, refills = torch.from_numpy(slots.ids).to(device), torch.from_numpy(slots.refills).to(device)
+    return rng.slot_keys(config.seed, ids, refills)
+
+
+def saved_slots(slots: Slots) -> dict[str, Tensor]:
+    states = {"h": slots.carry.states.h, "l": slots.carry.states.l}
+    return {
+        "ids": torch.from_numpy(slots.ids),
+        "refills": torch.from_numpy(slots.refills),
+        "steps": slots.carry.steps.cpu(),
+        "done": slots.done.cpu(),
+        **{name: state.cpu() for name, state in states.items() if state is not None},
+    }
+
+
+def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source: Source) -> None:
+    """The examples themselves are not saved: (slot, refill) names them."""
+    device = slots.inputs.device
+    slots.refills = saved["refills"].numpy()
+    slots.done, slots.known = saved["done"].to(device), saved["done"].numpy()
+    states = [saved[name].to(device) if name in saved else None for name in ("h", "l")]
+    slots.carry = Carry(States(*states), saved["steps"].to(device), slot_keys(slots, config))
+    load_examples(slots, np.arange(len(slots.ids)), source, config, None)

@@ -1,0 +1,1 @@
+"""The trained models that are shipped, and their cards."""

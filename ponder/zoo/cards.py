@@ -1,0 +1,231 @@
+"""Trained models, ponder's and the user's own, each with a card that says what it can and cannot do."""
+
+import json
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors.torch import save_file
+
+from ponder import data
+from ponder.base import files, runtime, stats
+from ponder.base.errors import UserError
+from ponder.config import resolve as configuration
+from ponder.config.resolve import Config
+from ponder.domains.contract import Progress, silent
+from ponder.evaluation import records as evaluate
+from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
+from ponder.training import runs
+from ponder.training.log import read_log
+
+CARD, WEIGHTS = "card.json", "weights.safetensors"
+EXAMPLES = 2000
+"""Of each split, for the scores of a card."""
+BEYOND = 4
+"""Steps run over steps trained with: what a Solver may take."""
+
+
+# Reading --------------------------------------------------------------------------------------------------------------
+
+
+def read_card(folder: Path) -> dict[str, Any]:
+    """The card of a model; one without scores where a folder came without a card."""
+    try:
+        card: dict[str, Any] = files.read_json(folder / CARD)
+    except FileNotFoundError:
+        config = configuration.from_flat(files.read_json(folder / runs.CONFIG))
+        return {"name": folder.name, "domain": config.data.domain, "max_steps": config.model.max_steps, "accuracy": {}}
+    except json.JSONDecodeError:
+        raise UserError(f"{folder / CARD} is damaged: write it again with `ponder zoo add`") from None
+    return card
+
+
+def list_cards() -> list[dict[str, Any]]:
+    """The cards of all models in the zoo. One that cannot be read is left out with a line that says why."""
+    cards = []
+    for name, folder in sorted(zoo_folders().items()):
+        try:
+            cards.append(read_card(folder))
+        except (UserError, OSError, ValueError) as error:
+            print(f"ponder: the zoo model {name} is left out: {error}", file=sys.stderr)
+    return cards
+
+
+def table(cards: Sequence[Mapping[str, Any]]) -> Table:
+    out = Table(box=None, padding=(0, 2, 0, 0))
+    for column in ("model", "domain", "parameters", "valid", "n"):
+        out.add_column(column, justify="left" if column in ("model", "domain", "valid") else "right", no_wrap=True)
+    for card in cards:
+        scores = card["accuracy"]
+        out.add_row(
+            f"[bold]{card['name']}[/]",
+            card["domain"],
+            f"{card['parameters']:,}" if "parameters" in card else "?",
+            "\n".join(f"{split} {share_words(score['valid'])}" for split, score in scores.items()) or "no card",
+            "\n".join(f"{score['n']:,}" for score in scores.values()),
+        )
+    return out
+
+
+def share_words(share: Mapping[str, float]) -> str:
+    return f"{share['value']:.1%} ({share['low']:.1%}–{share['high']:.1%})"
+
+
+def print_card(console: Console, card: Mapping[str, Any]) -> None:
+    console.print(f"[bold]{card['name']}[/]  {card.get('title', card['domain'])}")
+    if not card["accuracy"]:
+        console.print("no card: write one with `ponder zoo add RUN NAME`")
+        return
+    recipe, about = card["recipe"], card["data"]
+    rows = {
+        "parameters": f"{card['parameters']:,} ({card['bytes'] / 1e6:.1f} MB), {card['max_steps']} ACT steps",
+        "data": ", ".join(f"{k} {v}" for k, v in about["params"].items() if v is not None)
+        + f"; {', '.join(f'{split} {count:,}' for split, count in about['counts'].items())}; hash {about['hash']}",
+        "recipe": f"{recipe['model']} on {recipe['preset']}, seed {recipe['seed']}: {recipe['updates']} updates in "
+        f"{recipe['seconds']:.0f} s on {recipe['cores']} cores; weights after update {recipe['chosen_update']}",
+        "command": card["command"],
+        "limits": card["limits"],
+        "protocol": card["protocol"],
+    }
+    for name, words in rows.items():
+        console.print(f"  [dim]{name:<11}[/]{words}", soft_wrap=True)
+    scores = Table(box=None, padding=(0, 2, 0, 2))
+    for column in ("split", "exact (95% interval)", "valid", "solved by the Solver", "n"):
+        scores.add_column(column, justify="right" if column == "n" else "left")
+    for split, score in card["accuracy"].items():
+        shares = [share_words(score[k]) if score[k] else "–" for k in ("exact", "valid", "solved")]
+        scores.add_row(split, *shares, f"{score['n']:,}")
+    console.print(scores)
+    by_step = "  ".join(f"{each['step']}: {each['valid']:.1%}" for each in card["by_step"])
+    console.print(f"  [dim]valid after each step on {card['by_step_split']}[/]  {by_step}", soft_wrap=True)
+
+
+# Adding ---------------------------------------------------------------------------------------------------------------
+
+
+def add(run: Path, name: str, limits: str, data_dir: Path, zoo: Path, progress: Progress = silent) -> Path:
+    """Put the averaged weights of a run's best checkpoint into the zoo, with a card from a fresh evaluation."""
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise UserError(f"{name!r} is no name for the zoo: use small letters, digits and single hyphens: sudoku-9x9")
+    if not (run / runs.CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
+    if zoo != ZOO and (ZOO / name).exists():
+        raise UserError(f"{name} is a model that comes with ponder: choose another name")
+    opened = open_weights(run)
+    if opened.config is None or opened.domain is None or opened.update is None:
+        raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
+    with tempfile.TemporaryDirectory() as folder:  # outside the zoo: what is half written is not listed
+        aside = Path(folder) / name
+        aside.mkdir()
+        shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
+        shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
+        tensors = opened.model.state_dict().items()
+        save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
+        card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
+        files.write(aside / CARD, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+        for file in aside.iterdir():
+            file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
+        try:
+            with files.folder_aside(zoo / name) as part:
+                shutil.copytree(aside, part, dirs_exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot write to {zoo} ({error.strerror}): give XDG_DATA_HOME another folder") from None
+    return zoo / name
+
+
+def make_card(
+    run: Path, name: str, limits: str, opened: Opened, data_dir: Path, weights: Path, progress: Progress
+) -> dict[str, Any]:
+    config, domain, model = opened.config, opened.domain, opened.model
+    assert config is not None and domain is not None
+    dataset = data.Dataset.open(data.build(config.data, data_dir, data.default_workers(), progress))
+    budget = model.config.max_steps
+    steps = BEYOND * budget if model.config.states else 1
+    here, how = runtime.Runtime(torch.device("cpu")), evaluate.Settings(steps, config.eval.batch, EXAMPLES)
+    accuracy: dict[str, Any] = {}
+    by_step: dict[str, list[dict[str, Any]]] = {}
+    for split, info in domain.splits.items():
+        if info.role not in ("test", "ood"):
+            continue
+        records = evaluate.run_split(model, domain, dataset.source(split), how, here, progress)
+        n, last = records.n, min(budget, steps) - 1
+        accuracy[split] = {
+            "role": info.role,
+            "about": info.about,
+            "n": n,
+            "exact": stats.share(records.exact[:, last].mean(), n),
+            "valid": stats.share(records.valid[:, last].mean(), n),
+            "solved": stats.share(records.valid.any(axis=1).mean(), n) if domain.checkable else None,
+        }
+        if info.role == "test":
+            shares = records.valid.mean(axis=0).tolist()
+            by_step[split] = [{"step": step, "valid": share} for step, share in enumerate(shares, 1)]
+    first = next(iter(by_step))
+    flat = config.data.flat()
+    evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
+    machine = files.read_json(run / "environment.json")
+    return {
+        "name": name,
+        "domain": domain.name,
+        "title": domain.title,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "bytes": weights.stat().st_size,
+        "sha256": files.sha256(weights),
+        "max_steps": budget,
+        "data": {
+            "params": {k: v for k, v in flat.items() if k != "domain"},
+            "hash": dataset.hash,
+            "counts": dict(dataset.counts),
+        },
+        "recipe": {
+            "preset": config.preset,
+            "model": config.model.name,
+            "seed": config.seed,
+            "updates": max((row["update"] for row in evals), default=opened.update),
+            "chosen_update": opened.update,
+            "seconds": max((row["seconds"] for row in evals), default=0.0),
+            **{key: machine[key] for key in ("cores", "torch", "commit")},
+        },
+        "command": command(config),
+        "protocol": (
+            f"{'online' if config.train.ema is None else 'averaged (EMA)'} weights of update {opened.update}; at most "
+            f"{EXAMPLES} examples of each split; exact (equals the label) and valid (the rules accept it) after "
+            f"{budget} forced ACT steps, the training's budget; solved: some answer within {steps} steps is valid, "
+            "which is when a Solver stops; 95% Wilson intervals"
+        ),
+        "accuracy": accuracy,
+        "by_step_split": first,
+        "by_step": by_step[first],
+        "limits": limits or default_limits(accuracy[first], first),
+    }
+
+
+def default_limits(score: Mapping[str, Any], split: str) -> str:
+    missed = round((1 - score["valid"]["value"]) * score["n"])
+    return f"Puzzles of these parameters only; misses {missed:,} of {score['n']:,} {split} puzzles. One training seed."
+
+
+def command(config: Config) -> str:
+    """The `ponder train` that gives this configuration, in the fewest words."""
+    best: list[str] | None = None
+    for model in (None, config.model.name.removesuffix("-mini")):
+        try:
+            base = configuration.resolve(config.preset, model)
+        except UserError:
+            continue
+        words = [*(["--model", model] if model else [])]
+        for key, (_, value) in configuration.differences(base, config).items():
+            words += [f"--{key}", value if isinstance(value, str) else json.dumps(value)]
+        if best is None or len(words) < len(best):
+            best = words
+    if best is None:
+        return "ponder train config.yaml   (a copy of config.json, which lies beside this card)"
+    quoted = (f"'{word}'" if re.search(r"[\s\[\]{}\"]", word) else word for word in best)
+    return " ".join(["ponder", "train", config.preset, *quoted])

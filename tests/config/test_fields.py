@@ -1,0 +1,87 @@
+"""A field of the configuration that nothing reads is a promise that nothing keeps."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+import ponder
+from ponder.config.resolve import Config
+from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
+from ponder.domains.registry import BUILT_IN
+
+SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
+
+
+def _last(node: ast.expr) -> str | None:
+    """The last name of `a.b.c` or of `a`."""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _assigned(tree: ast.AST) -> list[tuple[str, ast.expr]]:
+    """(name, value) of every assignment, those of tuples one by one."""
+    out = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Assign):
+            continue
+        target, value = node.targets[0], node.value
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            out += [(str(_last(t)), v) for t, v in zip(target.elts, value.elts, strict=False)]
+        else:
+            out.append((str(_last(target)), value))
+    return out
+
+
+def reads(source: str, section: str, cls: str) -> set[str]:
+    """Attributes read from what is a configuration of that section, by annotation, assignment or name."""
+    tree = ast.parse(source)
+    names = {section, "config"} if cls == "ModelConfig" else {section}  # `config` is a Reasoner's own
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg) and node.annotation is not None and cls in ast.unparse(node.annotation):
+            names.add(node.arg)
+    assigned = _assigned(tree)
+    while more := {n for n, value in assigned if isinstance(value, ast.expr) and _last(value) in names} - names:
+        names |= more
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _last(node.value) in names
+    }
+
+
+def everywhere(section: str, cls: str) -> set[str]:
+    root = Path(ponder.__file__).parent
+    files = [path for path in root.rglob("*.py") if path.parent != root / "config"]
+    return set().union(*(reads(path.read_text(encoding="utf-8"), section, cls) for path in files))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_field_is_read_somewhere(section: str) -> None:
+    cls = SECTIONS[section]
+    unread = set(cls.model_fields) - everywhere(section, cls.__name__)
+    assert not unread, f"{cls.__name__} has fields that nothing in ponder/ reads: {sorted(unread)}"
+
+
+def test_the_sections_are_all_there() -> None:
+    nested = {name for name, field in Config.model_fields.items() if isinstance(field.annotation, type(BaseModel))}
+    assert nested == {*SECTIONS, "data"}
+
+
+@pytest.mark.parametrize("domain", BUILT_IN)
+def test_every_parameter_of_a_domain_is_read_somewhere(domain: str) -> None:
+    cls = BUILT_IN[domain].Params
+    unread = set(cls.model_fields) - everywhere("params", cls.__name__)
+    assert not unread, f"{cls.__name__} has fields that nothing in ponder/ reads: {sorted(unread)}"
+
+
+def test_the_scan_tells_reading_from_not_reading() -> None:
+    source = """
+def f(config: TrainConfig, other):
+    t, m = whole.train, whole.model
+    again = t
+    config.lr; t.clip; x.train.ema; again.batch; other.warmup; config.beta1 = 3; m.width
+"""
+    assert reads(source, "train", "TrainConfig") == {"lr", "clip", "ema", "batch"}

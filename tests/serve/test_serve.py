@@ -1,0 +1,494 @@
+"""`ponder serve`: real server processes and many clients; and the service by itself, where timing matters."""
+
+import asyncio
+import gc
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import torch
+import uvicorn
+from safetensors.torch import save_file
+
+from ponder.base.errors import UserError
+from ponder.cli import main as cli
+from ponder.inference.answers import Answer, Thought
+from ponder.inference.solver import Shelf, Solver
+from ponder.model.reasoner import Reasoner
+from ponder.serve.metrics import SECONDS
+from ponder.serve.service import Busy, Failed, Late, Service, Unknown, _Job
+from tests.conftest import tiny
+
+GOOD = "1.....2..3.....4"
+CLIENTS = 200
+
+
+def untrained(folder: Path, max_steps: int) -> Path:
+    """A model of 4x4 sudokus that never gets one right, and so takes the whole budget of 4 * max_steps."""
+    torch.manual_seed(0)
+    config = tiny(model={"max_steps": max_steps})
+    domain = config.data.make()
+    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids)
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
+    shared = model.high is model.low
+    tensors = {k: v.contiguous() for k, v in model.state_dict().items() if not (shared and k.startswith("high."))}
+    save_file(tensors, folder / "weights.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return untrained(tmp_path_factory.mktemp("models") / "endless", 100_000)
+
+
+def right(puzzle: str, answer: list[list[int]]) -> bool:
+    """Whether a filled 4x4 grid keeps the clues and the rules."""
+    rows = [set(row) for row in answer]
+    columns = [set(column) for column in zip(*answer, strict=True)]
+    boxes = [{answer[r + i][c + j] for i in (0, 1) for j in (0, 1)} for r in (0, 2) for c in (0, 2)]
+    kept = all(p in (".", str(a)) for p, a in zip(puzzle, chain(*answer), strict=True))
+    return kept and all(unit == {1, 2, 3, 4} for unit in (*rows, *columns, *boxes))
+
+
+# Real servers ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Server:
+    url: str
+    process: psutil.Process
+    popen: "subprocess.Popen[str]"
+
+
+@contextmanager
+def serving(*words: str, token: str = "") -> Iterator[Server]:
+    command = [sys.executable, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *words]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PONDER_TOKEN": token}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", env=env) as popen:
+        try:
+            assert popen.stdout is not None
+            line = popen.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, line
+            yield Server(found[0], psutil.Process(popen.pid), popen)
+        finally:
+            popen.kill()
+
+
+@pytest.fixture(scope="module")
+def server(endless: Path) -> Iterator[Server]:
+    with serving("--model", "sudoku-4x4", "--model", str(endless), "--slots", "16") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def narrow(endless: Path) -> Iterator[Server]:
+    """Room for two, little time, a token."""
+    words = ("--model", "sudoku-4x4", "--model", str(endless), "--slots", "1", "--queue", "1", "--timeout", "4")
+    with serving(*words, token="s3cret") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def http(server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(narrow: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=narrow.url, timeout=60, headers={"Authorization": "Bearer s3cret"}) as client:
+        yield client
+
+
+def metrics(client: httpx.Client) -> dict[str, float]:
+    lines = client.get("/metrics").text.splitlines()
+    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
+    ends = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < ends, "it did not happen"
+        time.sleep(0.02)
+
+
+def slots_in_use(client: httpx.Client, model: str = "endless") -> float:
+    return metrics(client)[f'ponder_slots_in_use{{model="{model}"}}']
+
+
+def read_events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
+    """Server-sent events, as the standard has them."""
+    name = ""
+    for line in lines:
+        if line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield name, json.loads(line.removeprefix("data: "))
+
+
+def test_many_clients_each_get_their_own_answer_once_and_memory_stays_flat(server: Server, http: httpx.Client) -> None:
+    domain = Solver("sudoku-4x4").domain
+    puzzles = [domain.format(row) for row in domain.sample(5, CLIENTS)[0]]
+
+    async def ask(client: httpx.AsyncClient, number: int) -> list[dict[str, Any]]:
+        body = {"model": "sudoku-4x4", "puzzle": puzzles[number]}
+        if number % 4:
+            return [(await client.post("/v1/solve", json=body)).raise_for_status().json()]
+        got = (await client.post("/v1/solve/stream", json=body)).raise_for_status().text
+        return [data for name, data in read_events(iter(got.splitlines())) if name == "answer"]
+
+    async def everyone() -> list[list[dict[str, Any]]]:
+        limits = httpx.Limits(max_connections=CLIENTS)
+        async with httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client:
+            return await asyncio.gather(*(ask(client, number) for number in range(CLIENTS)))
+
+    before, memory = metrics(http), []
+    for _ in range(3):
+        for puzzle, answers in zip(puzzles, asyncio.run(everyone()), strict=True):
+            assert [a["puzzle"] for a in answers] == [puzzle]
+            assert answers[0]["verified"] == right(puzzle, answers[0]["answer"]["grid"])
+        memory.append(server.process.memory_info().rss)
+    after = metrics(http)
+    answered = sum(v - before.get(k, 0) for k, v in after.items() if k.startswith("ponder_puzzles_total"))
+    assert answered == 3 * CLIENTS
+    assert after['ponder_puzzles_total{model="sudoku-4x4",verified="yes",by="model"}'] > 2.5 * CLIENTS
+    assert slots_in_use(http, "sudoku-4x4") == 0
+    assert memory[-1] - memory[0] < 6e6
+    # They did share the model: far fewer turns than steps.
+    steps, turns = (after[f'ponder_{what}_total{{model="sudoku-4x4"}}'] for what in ("steps", "turns"))
+    assert turns < steps / 3
+
+
+def test_stream_shows_every_step_as_it_is_done(http: httpx.Client) -> None:
+    alone = Solver("sudoku-4x4").solve(GOOD)
+    body = {"model": "endless", "puzzle": GOOD, "steps": 5, "fallback": "exact"}
+    with http.stream("POST", "/v1/solve/stream", json=body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        events = list(read_events(response.iter_lines()))
+    assert [name for name, _ in events] == ["step"] * 5 + ["answer"]
+    shown = [[int(c) for c in GOOD.replace(".", "0")]]
+    for number, (_, step) in enumerate(events[:-1], start=1):
+        shown.append([*chain(*step["answer"]["grid"])])
+        changed = [i for i in range(16) if shown[-1][i] != shown[-2][i]]
+        assert (step["step"], step["valid"]) == (number, False)
+        assert set(changed) <= set(step["changed"])
+        # An untrained model may also go from one thing that is no digit to another.
+        assert all(shown[-1][i] not in (1, 2, 3, 4) for i in set(step["changed"]) - set(changed))
+    answer = events[-1][1]
+    assert (answer["steps"], answer["by"], answer["verified"]) == (5, "exact", True)
+    assert right(GOOD, answer["answer"]["grid"]) and "trace" not in answer
+    whole = http.post("/v1/solve", json={"model": "sudoku", "puzzle": GOOD, "trace": True}).json()
+    assert whole == json.loads(json.dumps(alone.as_data()))
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "says"),
+    [
+        ('{"model": "sudoku", "puzzle"', 400, "the body: Invalid JSON"),
+        ('{"model": "sudoku"}', 400, "puzzle: Field required"),
+        ('{"model": "sudoku", "puzzle": "1", "stesp": 3}', 400, "stesp: Extra inputs are not permitted"),
+        ('{"model": "sudoku", "puzzle": "1", "steps": "3"}', 400, "steps: Input should be a valid integer"),
+        ("[" * 5000, 400, "the body: Invalid JSON"),
+        ('{"model": "sudoku-4y4", "puzzle": "1"}', 404, "did you mean 'sudoku-4x4'?"),
+        ('{"model": "sudoku", "puzzle": "11.............."}', 422, "row 1 holds 1 twice"),
+        ('{"model": "sudoku-4x4", "puzzle": "123"}', 422, "has 3 cells, expected 16"),
+        ('{"model": "sudoku-4x4", "puzzle": "\\ud800..............."}', 400, "the body: Invalid JSON"),
+        ('{"model": "sudoku-4x4", "puzzle": {"grid": [[1e400]]}}', 422, ""),
+        ('{"model": "sudoku-4x4", "puzzle": {"grid": [[%s, 0, 0, 0]]}}' % ("9" * 4000), 422, ""),
+        ('{"model": "sudoku-4x4", "puzzle": null}', 422, ""),
+        ('{"model": "sudoku-4x4", "puzzle": "1...............", "steps": 0}', 422, "takes 1 to 16"),
+        ('{"model": "sudoku-4x4", "puzzle": "1...............", "steps": 17}', 422, "takes 1 to 16"),
+    ],
+)
+def test_bad_requests_get_a_line_that_helps(http: httpx.Client, content: str, status: int, says: str) -> None:
+    for path in ("/v1/solve", "/v1/solve/stream"):
+        response = http.post(path, content=content, headers={"Content-Type": "application/json"})
+        assert response.status_code == status, response.text
+        assert list(response.json()) == ["error"]
+        assert says in response.json()["error"] and "\n" not in response.json()["error"]
+
+
+def test_other_errors_are_json_too(http: httpx.Client) -> None:
+    plain = http.post("/v1/solve", content='{"model": "sudoku", "puzzle": "1"}', headers={"Content-Type": "text/plain"})
+    assert plain.status_code == 400 and "Content-Type: application/json" in plain.json()["error"]
+    assert http.get("/v1/nothing").json() == {"error": "there is no /v1/nothing: see /docs"}
+    assert http.get("/v1/solve").status_code == 405
+    assert http.get("/v1/models/sudoku-4y4/random").status_code == 404
+    assert http.get("/v1/models/sudoku-4x4/random?seed=-1").status_code == 400
+
+
+def test_models_and_random_puzzles(http: httpx.Client) -> None:
+    models = {m["name"]: m for m in http.get("/v1/models").json()["models"]}
+    assert list(models) == ["sudoku-4x4", "endless"]
+    told, solver = models["sudoku-4x4"], Solver("sudoku-4x4")
+    assert told["budget"] == solver.steps == 4 * told["max_steps"]
+    assert told["params"]["size"] == 4 and told["domain"] == "sudoku"
+    np.testing.assert_array_equal(solver.read(told["example"]), solver.read(told["example_json"]))
+    first, again, other = (http.get(f"/v1/models/sudoku-4x4/random?seed={seed}").json() for seed in (1, 1, 2))
+    assert first == again != other
+    np.testing.assert_array_equal(solver.read(first["puzzle"]), solver.read(first["json"]))
+
+
+def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, server: Server) -> None:
+    body = {"model": "endless", "puzzle": GOOD}
+    with http.stream("POST", "/v1/solve/stream", json=body) as response:
+        lines = response.iter_lines()  # kept: when it is collected, httpx closes the connection
+        next(lines)
+        assert slots_in_use(http) == 1
+    wait_for(lambda: slots_in_use(http) == 0)
+    host, port = server.url.removeprefix("http://").split(":")
+    content = json.dumps(body)
+    with socket.create_connection((host, int(port))) as raw:  # without streaming, too
+        head = f"POST /v1/solve HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+        raw.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
+        wait_for(lambda: slots_in_use(http) == 1)
+    wait_for(lambda: slots_in_use(http) == 0)
+    assert metrics(http)['ponder_requests_total{path="/v1/solve",status="499"}'] == 1
+
+
+def test_page_has_safe_headers_and_asks_no_other_host(http: httpx.Client, server: Server) -> None:
+    index = http.get("/")
+    assert index.status_code == 200 and index.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'self'" in index.headers["content-security-policy"]
+    assert index.headers["x-content-type-options"] == "nosniff"
+    assert http.get("/", headers={"If-None-Match": index.headers["etag"]}).status_code == 304
+    linked = {f"/{name.lstrip('/')}" for name in re.findall(r'(?:src|href)="([^"#]+)"', index.text)}
+    assert any(name.endswith(".js") for name in linked) and any(name.endswith(".css") for name in linked)
+    for name in (*linked, "/docs", "/openapi.json"):
+        response = http.get(name)
+        assert response.status_code == 200, name
+        hosts = set(re.findall(r"https?://[^/\s\"'<>]+", response.text)) - {"http://www.w3.org"}
+        assert not hosts, (name, hosts)
+    host, port = server.url.removeprefix("http://").split(":")
+    for path in ("/static/../http.py", "/static/%2e%2e/http.py", "/static//etc/passwd", "/static/..%2fhttp.py"):
+        with socket.create_connection((host, int(port))) as raw:  # httpx would tidy the path
+            raw.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            assert raw.recv(100).startswith(b"HTTP/1.1 404"), path
+
+
+def test_docs_and_metrics_are_complete(http: httpx.Client) -> None:
+    schema, docs = http.get("/openapi.json").json(), http.get("/docs").text
+    for path in ("/v1/solve", "/v1/solve/stream", "/v1/models", "/v1/models/{name}/random", "/healthz", "/metrics"):
+        assert path in schema["paths"] and path in docs
+    assert "fallback" in json.dumps(schema["paths"]["/v1/solve"]["post"]["requestBody"])
+    assert http.get("/healthz").json()["ok"] is True
+    sample = re.compile(r'[a-z_]+(\{[a-z]+="[^"]*"(,[a-z]+="[^"]*")*\})? [0-9.e+-]+')
+    lines = http.get("/metrics").text.splitlines()
+    assert all(re.fullmatch(sample, line) or re.fullmatch(r"# (HELP|TYPE) \S+ .+", line) for line in lines)
+    counts = [int(line.split()[-1]) for line in lines if line.startswith('ponder_request_seconds_bucket{path="/docs"')]
+    assert len(counts) == len(SECONDS) + 1 and counts == sorted(counts) and counts[-1] >= 1
+
+
+def test_full_queue_and_time_limit(guarded: httpx.Client) -> None:
+    body = {"model": "endless", "puzzle": GOOD}
+    statuses: list[tuple[int, dict[str, str]]] = []
+
+    def ask() -> None:
+        response = guarded.post("/v1/solve", json=body)
+        statuses.append((response.status_code, dict(response.headers)))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(status for status, _ in statuses) == {504: 2, 503: 2}
+    assert all(int(headers["retry-after"]) > 0 for status, headers in statuses if status == 503)
+    with guarded.stream("POST", "/v1/solve/stream", json=body) as response:
+        *_, (name, last) = read_events(response.iter_lines())
+    assert name == "error" and "no answer within 4 seconds" in last["error"]
+    wait_for(lambda: slots_in_use(guarded) == 0)
+    assert guarded.post("/v1/solve", json={"model": "sudoku-4x4", "puzzle": GOOD}).status_code == 200
+
+
+def test_token(narrow: Server) -> None:
+    body = {"model": "sudoku-4x4", "puzzle": GOOD}
+    for headers, status in (
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "s3cret"}, 401),
+        ({"Authorization": "Bearer s3cret"}, 200),
+    ):
+        assert httpx.post(f"{narrow.url}/v1/solve", json=body, headers=headers, timeout=60).status_code == status
+    closed, open_ = ("/v1/models", "/metrics", "/mcp"), ("/healthz", "/", "/docs", "/openapi.json")
+    for path, status in [*((path, 401) for path in closed), *((path, 200) for path in open_)]:
+        assert httpx.get(narrow.url + path).status_code == status, path
+
+
+def test_long_bodies_are_not_read(guarded: httpx.Client) -> None:
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 50_000_000:
+            sent += 65536
+            yield b" " * 65536
+
+    for content in (b" " * 300_000, chunks()):
+        try:
+            response = guarded.post("/v1/solve", content=content, headers={"Content-Type": "application/json"})
+        except httpx.WriteError:  # the server has answered and closed before all was sent
+            continue
+        assert response.status_code == 413 and "at most 262144 bytes" in response.json()["error"]
+    assert 0 < sent < 20_000_000
+    assert metrics(guarded)['ponder_requests_total{path="/v1/solve",status="413"}'] == 2
+
+
+def test_shutdown_finishes_what_is_under_way(narrow: Server, guarded: httpx.Client) -> None:
+    events: list[tuple[str, Any]] = []
+    with guarded.stream("POST", "/v1/solve/stream", json={"model": "endless", "puzzle": GOOD, "steps": 60}) as response:
+        for event in read_events(response.iter_lines()):
+            events.append(event)
+            if len(events) == 1:
+                narrow.popen.send_signal(signal.SIGTERM)
+    assert [name for name, _ in events] == ["step"] * 60 + ["answer"]
+    assert narrow.popen.wait(timeout=30) in (0, -signal.SIGTERM)
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(narrow.url + "/healthz")
+
+
+def test_refuses_to_be_open_by_accident(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PONDER_TOKEN", raising=False)
+    monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: pytest.fail("it serves"))
+    for words, says in (
+        (["--host", "0.0.0.0"], "set PONDER_TOKEN, or give --open"),
+        (["--threads", "0"], "threads 0 is too small"),
+        (["--port", "0", "--slots", "0"], "slots 0 is too small"),
+        (["--port", "0", "--timeout", "0"], "timeout 0 is too small"),
+        (["--port", "0", "--model", "sudoku-4y4"], "did you mean 'sudoku-4x4'"),
+        (["--port", "99999"], "port 99999 does not exist"),
+    ):
+        assert cli(["serve", *words]) == 2
+        assert says in capsys.readouterr().err
+
+
+# The service by itself ------------------------------------------------------------------------------------------------
+
+
+async def collect(items: AsyncIterator[Thought | Answer]) -> list[Thought | Answer]:
+    return [item async for item in items]
+
+
+def test_an_arrival_takes_a_free_slot_at_the_next_step(endless: Path) -> None:
+    """And its own budget holds; and what it gets is what it would get alone."""
+
+    async def run() -> None:
+        async with Service(Shelf([str(endless)]), slots=2) as service:
+            first = service.stream("endless", GOOD)
+            async for item in first:
+                if isinstance(item, Thought) and item.step == 5:
+                    break
+            other = await collect(service.stream("endless", "4" + GOOD[1:], steps=3))
+            assert [i.step if isinstance(i, Thought) else None for i in other] == [1, 2, 3, None]
+            assert isinstance(other[-1], Answer) and other[-1].steps == 3
+            seen = await anext(aiter(first))
+            assert isinstance(seen, Thought) and seen.step == 6  # the first goes on as if nothing had been
+            await first.aclose()  # type: ignore[attr-defined]
+            while service.seated["endless"]:
+                await asyncio.sleep(0.01)
+            assert service.desks["endless"].under_way == 0
+
+    asyncio.run(run())
+
+
+def test_models_take_turns(endless: Path) -> None:
+    async def run() -> None:
+        async with Service(Shelf(["sudoku-4x4", str(endless)]), slots=4) as service:
+            crowd = [asyncio.create_task(service.solve("endless", GOOD)) for _ in range(12)]
+            while service.seated["endless"] < 4:
+                await asyncio.sleep(0.01)
+            turns = service.metrics.turns.values
+            before = turns.get(("endless",), 0)
+            answer = await service.solve("sudoku-4x4", GOOD)
+            assert answer.verified and service.waiting["endless"] == 8
+            passed = turns.get(("endless",), 0) - before
+            assert passed < 200, passed  # the exact check of the answer takes some of them
+            for task in crowd:
+                task.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+            assert service.waiting["endless"] == 0
+
+    asyncio.run(run())
+
+
+def test_a_slow_exact_check_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    shelf = Shelf(["sudoku-4x4"])
+    domain = shelf["sudoku-4x4"].domain
+    gate, exact = threading.Event(), domain.solutions
+    slow = "." * 16
+
+    def solutions(inputs: Any, limit: int = 2) -> Any:
+        if domain.format(inputs) == slow:
+            gate.wait(30)
+        return exact(inputs, limit)
+
+    monkeypatch.setattr(domain, "solutions", solutions)
+
+    async def run() -> None:
+        async with Service(shelf) as service:
+            late = asyncio.create_task(service.solve("sudoku", slow, fallback="exact"))
+            for _ in range(5):
+                assert (await service.solve("sudoku", GOOD)).verified
+            assert not late.done()
+            gate.set()
+            answer = await late
+            assert answer.verified and "several solutions" in answer.note
+
+    asyncio.run(run())
+
+
+def test_refusals_and_failures(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        service = Service(Shelf([str(endless)]), slots=1, queue=0, timeout=0.3)
+        with pytest.raises(Busy, match="shutting down"):
+            await service.solve("endless", GOOD)
+        async with service:
+            with pytest.raises(Unknown, match="endless"):
+                await service.solve("endles", GOOD)
+            with pytest.raises(UserError, match="fallback 'exat' is unknown"):
+                await service.solve("endless", GOOD, fallback="exat")
+            items = service.stream("endless", GOOD)
+            with pytest.raises(Busy, match="1 puzzles are under way"):
+                service.stream("endless", GOOD)
+            with pytest.raises(Late):
+                await collect(items)
+            with monkeypatch.context() as patch:
+                patch.setattr(service.desks["endless"].engine, "advance", lambda: 1 / 0)
+                with pytest.raises(Failed, match="endless failed: division by zero"):
+                    await service.solve("endless", GOOD)
+            assert (await service.solve("endless", GOOD, steps=2)).steps == 2  # it goes on with a new engine
+
+    asyncio.run(run())
+
+
+def test_no_job_outlives_its_answer(endless: Path) -> None:
+    async def run() -> None:
+        async with Service(Shelf([str(endless)]), slots=2) as service:
+            await asyncio.gather(*(service.solve("endless", GOOD, steps=2) for _ in range(20)))
+            assert await anext(aiter(service.stream("endless", GOOD)))  # nobody listens any more
+            while service.seated["endless"]:
+                await asyncio.sleep(0.01)
+            gc.collect()
+            desk = service.desks["endless"]
+            assert not [each for each in gc.get_objects() if type(each) is _Job and each.desk is desk]
+
+    asyncio.run(run())

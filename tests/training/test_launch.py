@@ -1,0 +1,138 @@
+"""How a training shares the cores, and what becomes of a process that fails."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from safetensors.torch import load_file
+
+from ponder import checkpoint
+from ponder.base import cores
+from ponder.base.errors import UserError
+from ponder.training import launch
+from ponder.training.launch import Asked, Layout, choose
+from tests.conftest import tiny
+
+LONG = 10**9
+WORDS = ["--data.train", "300", "--data.val", "40", "--data.test", "50", "--train.batch", "32", "--eval.examples", "40"]
+
+
+@pytest.fixture
+def two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "usable", lambda: 2)
+
+
+def test_processes_get_enough_slots_and_share_the_cores() -> None:
+    config = tiny(train={"batch": 96, "updates": LONG})
+    found = {allowed: launch.fitting(config, None, allowed) for allowed in range(1, 17)}
+    assert found[1] == 1
+    for allowed, processes in found.items():
+        assert processes <= allowed and 96 % processes == 0
+        assert processes == 1 or 96 // processes >= launch.SLOTS
+        bigger = range(processes + 1, allowed + 1)
+        assert not any(96 % n == 0 and 96 // n >= launch.SLOTS for n in bigger)
+
+
+@pytest.mark.usefixtures("two")
+def test_a_short_training_starts_no_processes_and_a_large_table_has_one_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(train={"batch": 64, "updates": LONG})
+    assert choose(config, 3, Asked()) == Layout(1, 2)
+    assert choose(config, None, Asked()) == Layout(2, 1)
+    monkeypatch.setattr(launch, "TABLE", 1)
+    assert choose(config, None, Asked()) == Layout(1, 2)
+
+
+@pytest.mark.usefixtures("two")
+def test_what_was_asked_for_wins_then_how_the_run_began() -> None:
+    config = tiny(train={"batch": 64, "updates": LONG})
+    assert choose(config, None, Asked(), Layout(4, 3)) == Layout(4, 3)
+    assert choose(config, None, Asked(processes=1), Layout(4, 3)) == Layout(1, 2)
+    assert choose(config, None, Asked(threads=5)) == Layout(2, 5)
+    assert choose(config, 3, Asked(processes=2)) == Layout(2, 1)
+    for wrong in ({"processes": 0}, {"threads": -1}):
+        with pytest.raises(UserError, match="give at least 1"):
+            Asked(**wrong)
+
+
+def test_a_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Path.read_text
+
+    def quota(text: str) -> None:
+        def read(path: Path, *args: object, **kwargs: object) -> str:
+            return text if path.name == "cpu.max" else real(path)
+
+        monkeypatch.setattr(Path, "read_text", read)
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    for text, expected in (("max 100000", 8), ("150000 100000", 1), ("400000 100000", 4), ("50000 100000", 1)):
+        quota(text)
+        assert cores.usable() == expected
+
+
+def run(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "ponder", "train", "sudoku-mini", *WORDS, *words, "--out", "run"]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+
+
+def stored(folder: Path) -> dict[str, object]:
+    found: dict[str, object] = json.loads((folder / "run/environment.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the data, so that each run is about training alone."""
+    folder = tmp_path_factory.mktemp("launch")
+    subprocess.run([sys.executable, "-m", "ponder", "data", "build", "sudoku-mini", *WORDS[:6]], cwd=folder, check=True)
+    yield folder
+
+
+def test_the_plain_command_goes_on_as_it_began_bit_for_bit(place: Path, tmp_path: Path) -> None:
+    """Two processes, stopped and started again without a word about processes, end where an unbroken run does."""
+    (tmp_path / "data").symlink_to(place / "data")
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole/data").symlink_to(place / "data")
+    short = ("--train.updates", "5", "--train.warmup", "1", "--train.eval_every", "5")
+    assert run(tmp_path, *short, "--processes", "2", "--max-updates", "2").wait() == 0
+    assert stored(tmp_path)["ranks"] == 2
+    again = run(tmp_path, *short)
+    out, err = again.communicate()
+    assert again.returncode == 0 and "2 processes" in out, err
+    assert run(tmp_path / "whole", *short, "--processes", "2").wait() == 0
+    ends = [checkpoint.newest(f / "run/checkpoints") for f in (tmp_path, tmp_path / "whole")]
+    first, second = (load_file(end.path / "weights.safetensors") for end in ends if end is not None)
+    assert first.keys() == second.keys() and all((first[k] == second[k]).all() for k in first)
+
+
+def test_a_mistake_is_told_once(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(place / "data")
+    refused = run(tmp_path, "--processes", "3")
+    err = refused.communicate()[1]
+    assert refused.returncode == 2
+    assert err.count("cannot be shared by 3 ranks") == 1 and "Traceback" not in err and len(err.splitlines()) == 1
+
+
+def test_an_interrupt_saves_and_a_killed_process_is_named(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").symlink_to(place / "data")
+    config = ("--processes", "2", "--train.log_every", "1")
+    going = run(tmp_path, *config)
+    assert going.stdout is not None
+    while not going.stdout.readline().startswith("update 1 "):
+        assert going.poll() is None
+    going.send_signal(signal.SIGINT)
+    out, err = going.communicate()
+    assert going.returncode == 0 and "saved. Go on with" in out and "Traceback" not in err, err
+
+    going = run(tmp_path, *config)
+    assert going.stdout is not None
+    while not going.stdout.readline().startswith("update "):
+        assert going.poll() is None
+    psutil.Process(going.pid).children()[-1].kill()
+    out, err = going.communicate()
+    assert going.returncode == 2 and "was killed (signal 9" in err and "Traceback" not in err, err
