@@ -146,7 +146,7 @@ class Reasoner(nn.Module):
         ratio = None
         if config.states == 0:
             states = States(None, None)
-            out = self.low(x, self.low.weights(context.rotary, len(x)), context, masks.low if masks else None)
+            out = self.low(x, self.low.weights(context.rotary, x.shape[0]), context, masks.low if masks else None)
         else:
             recurred = recur(self._parts(carry.key, context, masks, dtype), states, x, config, h_cycles)
             states, ratio = recurred.states, recurred.ratio
@@ -219,8 +219,8 @@ class Reasoner(nn.Module):
                 rng.keep_mask(rng.fold(key, place), (1, config.width), config.state_dropout, dtype) for place in (3, 4)
             )
             drop_h, drop_l = (lambda z: z * mask_h), (lambda z: z * mask_l)
-        low = self.low.weights(context.rotary, len(key))
-        high = low if self.high is self.low else self.high.weights(context.rotary, len(key))
+        low = self.low.weights(context.rotary, key.shape[0])
+        high = low if self.high is self.low else self.high.weights(context.rotary, key.shape[0])
         return Parts(
             low=lambda z: self.low(z, low, context, masks.low if masks else None),
             high=lambda z: self.high(z, high, context, masks.high if masks else None),
