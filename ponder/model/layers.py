@@ -56,11 +56,11 @@ class Weight:
     """The same in oneDNN's own order, which it would otherwise make again for every product."""
 
     @staticmethod
-    def pack(value: Tensor, rows: int) -> "Weight":
-        """For products with about so many rows."""
-        return Weight(
-            value, torch.ops.mkldnn._reorder_linear_weight(value.detach(), rows) if by_onednn(value) else None
-        )
+    def pack(value: Tensor, rows: int | None) -> "Weight":
+        """For products with about so many rows; None leaves it as it is."""
+        if rows is None or not by_onednn(value):
+            return Weight(value)
+        return Weight(value, torch.ops.mkldnn._reorder_linear_weight(value.detach(), rows))
 
 
 def product(x: Tensor, weight: Weight, times: Tensor | None = None) -> Tensor:
@@ -181,7 +181,7 @@ class SwiGLU(nn.Module):
         self.down = linear(inner, width)
         self.conv = nn.Conv1d(inner, inner, kernel_size=2, padding=1, groups=inner) if conv else None
 
-    def weights(self, rows: int) -> SwiWeights:
+    def weights(self, rows: int | None) -> SwiWeights:
         # Two products instead of one: the element-wise half then reads contiguous memory (docs/performance.md).
         gate, up = self.up.weight.chunk(2)
         return SwiWeights(*(Weight.pack(w, rows) for w in (gate, up, self.down.weight)))
@@ -207,12 +207,31 @@ def _convolved(x: Tensor, conv: nn.Conv1d) -> Tensor:
     return out
 
 
-def _two_taps(x: Tensor, conv: nn.Conv1d) -> Tensor:
+class _TwoTaps(torch.autograd.Function):
     """The same without leaving the products' layout, which takes longer on a CPU than the convolution itself."""
-    assert conv.bias is not None
-    before, here = conv.weight[:, 0].unbind(dim=-1)
-    shifted = F.pad(x, (0, 0, 1, 0))[:, :-1]
-    return torch.addcmul(torch.addcmul(conv.bias, x, here), shifted, before)
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        before, here = weight[:, 0].unbind(dim=-1)
+        out = torch.addcmul(bias, x, here)
+        out[:, 1:].addcmul_(x[:, :-1], before)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        before, here = weight[:, 0].unbind(dim=-1)
+        d_x = grad * here
+        d_x[:, :-1].addcmul_(grad[:, 1:], before)
+        d_before, d_here = (grad[:, 1:] * x[:, :-1]).sum(dim=(0, 1)), (grad * x).sum(dim=(0, 1))
+        return d_x, torch.stack((d_before, d_here), dim=-1)[:, None], grad.sum(dim=(0, 1))
+
+
+def _two_taps(x: Tensor, conv: nn.Conv1d) -> Tensor:
+    out: Tensor = _TwoTaps.apply(x, conv.weight, conv.bias)  # type: ignore[no-untyped-call]
+    return out
 
 
 @dataclass(frozen=True)
@@ -334,7 +353,7 @@ class Attention(nn.Module):
         self.qkv = linear(width, 3 * width)
         self.out = linear(width, width)
 
-    def weights(self, rotary: Rotary | None, rows: int) -> AttentionWeights:
+    def weights(self, rotary: Rotary | None, rows: int | None) -> AttentionWeights:
         qkv = self.qkv.weight
         if rotary is not None:
             qkv = _Reorder.apply(qkv, rotary.order, rotary.back)  # type: ignore[no-untyped-call]
@@ -410,11 +429,13 @@ class Layer(nn.Module):
         self.mlp = SwiGLU(config.width, config, conv=config.mlp_conv)
 
     def weights(self, rotary: Rotary | None, batch: int) -> LayerWeights:
-        mlp = self.mlp.weights(batch * self.length)
+        compiled = self._compiled_call_impl is not None  # compilers know nothing of packed weights
+        rows, columns = (None, None) if compiled else (batch * self.length, batch * self.width)
+        mlp = self.mlp.weights(rows)
         if self.attention is not None:
-            return LayerWeights(self.attention.weights(rotary, batch * self.length), mlp)
+            return LayerWeights(self.attention.weights(rotary, rows), mlp)
         assert self.tokens is not None
-        return LayerWeights(self.tokens.weights(batch * self.width), mlp)
+        return LayerWeights(self.tokens.weights(columns), mlp)
 
     def forward(self, x: Tensor, weights: LayerWeights, context: Context, masks: LayerMasks | None) -> Tensor:
         if self.attention is not None:
