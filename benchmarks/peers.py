@@ -75,7 +75,7 @@ class Theirs:
         stub("flash_attn", flash_attn_func=attention)
         stub("einops", rearrange=lambda x, pattern: x.transpose(1, 2))  # the two patterns they use swap these axes
         sys.path.insert(0, str(folder))
-        arch = yaml.safe_load((folder / "config" / "arch" / FILES[peer]).read_text())
+        arch = yaml.safe_load((folder / "config" / "arch" / FILES[peer]).read_text(encoding="utf-8"))
         module, _, name = arch.pop("name").partition("@")
         loss = arch.pop("loss")
         arch |= {
@@ -197,7 +197,7 @@ def main() -> None:
             "tokens": TOKENS,
             "rows": [asdict(row) for row in rows],
         }
-        RESULT.write_text(json.dumps(said, indent=1) + "\n")
+        RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,14 @@ def share(mean: float | Floats, n: float) -> dict[str, Any]:
     return {"value": p.tolist(), "low": low.tolist(), "high": high.tolist()}
 
 
+def probability(logit: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """Of a logit, such as a halting head's that the answer is right."""
+    wide: npt.NDArray[np.float64] = np.asarray(logit, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        out: npt.NDArray[np.float64] = 1 / (1 + np.exp(-wide))
+    return out
+
+
 def half_of_proportion(p: float, n: float) -> float:
     """How far the 95% Wilson interval reaches from p, on its wider side: never zero, even where all are right."""
     found = share(p, n)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ponder.base import files
+from ponder.base import files, stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import DataConfig
@@ -25,7 +25,6 @@ from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Source,
 from ponder.evaluation.records import Floats, Records, Settings, evaluating, join, run_batch, run_split, shares
 from ponder.evaluation.schema import ArcScore, PassAt, PassesAtStep, PassesByVotes, Share, VoteCounts
 from ponder.inference.engine import Seen
-from ponder.model import halting
 from ponder.model.reasoner import Reasoner
 
 KS = (1, 2)
@@ -61,7 +60,7 @@ def count_votes(
 ) -> VoteScore:
     """From canvases to pass@k. Votes are weighed by the halting probability; without a halting head, by the mean token
     log-probability as it is."""
-    weight = halting.probability(confidence) if head else confidence.astype(np.float64)
+    weight = stats.probability(confidence) if head else confidence.astype(np.float64)
     return score_votes(Predictions(names, inputs, answers, weight), tasks, ks)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ponder.base import stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Progress, Source, Tokens, silent
@@ -27,7 +28,6 @@ from ponder.evaluation.schema import (
     Within,
 )
 from ponder.inference.engine import Engine, Full, Seen
-from ponder.model import halting
 from ponder.model.reasoner import Reasoner
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -267,7 +267,7 @@ def _halting(records: Records) -> Halting:
 
 def calibration(logits: Floats, right: Bools) -> Calibration:
     """Does the halting probability say how likely the answer is right?"""
-    p = halting.probability(logits)
+    p = stats.probability(logits)
     at = np.minimum((p * BINS).astype(np.int64), BINS - 1)
     count = np.bincount(at, minlength=BINS)
     confidence, accuracy = (np.bincount(at, v, minlength=BINS) / np.maximum(count, 1) for v in (p, right))

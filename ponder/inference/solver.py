@@ -8,12 +8,12 @@ from typing import Literal
 import numpy as np
 import torch
 
+from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.domains.contract import Domain, Json, Tokens
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
 from ponder.inference.weights import open_weights, zoo_names
-from ponder.model import halting
 
 
 class Unsolvable(UserError):
@@ -100,7 +100,7 @@ class Solver:
 
     def thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
         head = self.opened.model.config.halting != "none"
-        confidence = float(halting.probability(seen.confidence[row])) if head else float("nan")
+        confidence = float(stats.probability(seen.confidence[row])) if head else float("nan")
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)

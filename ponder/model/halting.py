@@ -2,8 +2,6 @@
 
 import math
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,14 +23,6 @@ def confidence(step: Step) -> Tensor:
     else:
         sure = step.logits.float().log_softmax(dim=-1).amax(dim=-1).mean(dim=-1)
     return torch.where(sure.isnan(), -torch.inf, sure)  # a diverged model is never confident
-
-
-def probability(logit: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """That the answer is right, as a halting head's logit says."""
-    wide: npt.NDArray[np.float64] = np.asarray(logit, dtype=np.float64)
-    with np.errstate(over="ignore"):
-        out: npt.NDArray[np.float64] = 1 / (1 + np.exp(-wide))
-    return out
 
 
 def logit(probability: float) -> float:

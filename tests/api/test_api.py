@@ -108,7 +108,8 @@ def test_a_plain_script_builds_its_data(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         'import ponder\nconfig = ponder.resolve("sudoku-mini", model={"width": 16}, data={"train": 3000})\n'
-        'run = ponder.train(config, "runs/x", limits=ponder.Limits(updates=1), device="cpu")\n'
+        'run = ponder.train(config, "runs/x", limits=ponder.Limits(updates=1), device="cpu")\n',
+        encoding="utf-8",
     )
     subprocess.run([sys.executable, str(script)], cwd=tmp_path, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (tmp_path / "runs/x/config.json").is_file()

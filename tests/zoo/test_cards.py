@@ -147,7 +147,7 @@ def test_a_model_is_added_to_the_users_own_zoo_and_not_to_the_package(
 def test_a_bad_entry_is_left_out_with_one_line(
     added: Path, user_zoo: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    config = json.loads((added / "config.json").read_text())
+    config = json.loads((added / "config.json").read_text(encoding="utf-8"))
     entries = {
         "unknown-domain": json.dumps({**config, "data": {"domain": "latin"}}),
         "not-json": "{",
@@ -155,7 +155,7 @@ def test_a_bad_entry_is_left_out_with_one_line(
     }
     for name, text in entries.items():
         (user_zoo / name).mkdir(parents=True)
-        (user_zoo / name / "config.json").write_text(text)
+        (user_zoo / name / "config.json").write_text(text, encoding="utf-8")
     shutil.copy(added / "weights.safetensors", user_zoo / "unknown-domain")
     assert cli.main(["solve", "sudoku", "1... ..2. .3.. ...4"]) in (0, None)
     lines = capsys.readouterr().err.splitlines()
