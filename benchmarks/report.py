@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md, made from results/bench_*.json: `python benchmarks/report.py`.
+"""The tables of docs/performance.md, made from results/bench_*.json: `python -m benchmarks.report`.
 
 Each table stands between two comments that name it. A result that is not stored is said to be missing.
 """
@@ -20,9 +20,9 @@ def table(head: str, rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
 
 
-def model(said: dict[str, Any]) -> str:
+def model(result: dict[str, Any]) -> str:
     rows, loads = [], []
-    for way, run in said.items():
+    for way, run in result.items():
         loads.append(f"{way}: load {run['load']:.1f} before{', quick form' if run['quick'] else ''}")
         for row in run["steps"]:
             training, inference = AIMS[row["shape"]]
@@ -42,8 +42,8 @@ def model(said: dict[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{'; '.join(loads)}."
 
 
-def train(said: dict[str, Any]) -> str:
-    ponder = said["models"]["ponder"]["example_steps_per_second"]
+def train(result: dict[str, Any]) -> str:
+    ponder = result["models"]["ponder"]["example_steps_per_second"]
     rows = [
         [
             name,
@@ -52,13 +52,13 @@ def train(said: dict[str, Any]) -> str:
             f"{row['peak_fraction']:.0%}",
             f"{row['example_steps_per_second'] / ponder:.2f}",
         ]
-        for name, row in said["models"].items()
+        for name, row in result["models"].items()
     ]
-    about = f"`{said['preset']}`, batch {said['batch']}, {said['threads']} threads, best of {said['rounds']} rounds."
+    about = f"`{result['preset']}`, batch {result['batch']}, {result['threads']} threads, best of {result['rounds']} rounds."
     return f"{about}\n\n{table('model | example-steps a second | MFLOP each | of peak | relative to ponder', rows)}"
 
 
-def inference(said: dict[str, Any]) -> str:
+def inference(result: dict[str, Any]) -> str:
     rows = [
         [
             row["checkpoint"],
@@ -70,26 +70,26 @@ def inference(said: dict[str, Any]) -> str:
             f"{row['full_exact']:.1%}",
             f"{row['exact']:.1%}",
         ]
-        for row in said["rows"]
+        for row in result["rows"]
     ]
     head = "checkpoint | policy | n | mean steps | times as many puzzles a second | aim | exact, full budget | exact"
-    return f"Full budget: {said['budget']} steps.\n\n{table(head, rows)}"
+    return f"Full budget: {result['budget']} steps.\n\n{table(head, rows)}"
 
 
-def serve(said: dict[str, Any]) -> str:
+def serve(result: dict[str, Any]) -> str:
     rows = []
-    for row in said["rows"]:
+    for row in result["rows"]:
         for name, key in (("continuous batching", "continuous"), ("one at a time", "single")):
             one = row[key]
             speed = [f"{one['per_second']:.0f}", f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"]
             ratio = f"{row['ratio']:.1f} (CPU {row['cpu_ratio']:.1f})" if key == "continuous" else "1"
             rows.append([row["model"], name, str(row["n"]), *speed, f"{one['cpu_ms']:.1f} ms", ratio])
-    clients = said["rows"][0]["clients"]
+    clients = result["rows"][0]["clients"]
     head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | times (aim 5)"
     return f"{clients} clients at a time.\n\n{table(head, rows)}"
 
 
-def peers(said: dict[str, Any]) -> str:
+def peers(result: dict[str, Any]) -> str:
     rows = [
         [
             row["peer"],
@@ -100,15 +100,29 @@ def peers(said: dict[str, Any]) -> str:
             f"{row['ratio']:.2f}",
             f"{row['of_limit']:.0%}",
         ]
-        for row in said["rows"]
+        for row in result["rows"]
     ]
-    clock = "CPU time of one thread" if said["threads"] == 1 else f"{said['threads']} threads"
+    clock = "CPU time of one thread" if result["threads"] == 1 else f"{result['threads']} threads"
     about = (
-        f"Width 512, {said['tokens']} tokens, batch {said['batch']}, float32, {clock}, medians of {said['rounds']} "
-        f"alternating rounds; load {said['load']:.1f} before."
+        f"Width 512, {result['tokens']} tokens, batch {result['batch']}, float32, {clock}, medians of {result['rounds']} "
+        f"alternating rounds; load {result['load']:.1f} before."
     )
     head = "authors' code | layers a module | one ACT step of | theirs | ours | times as fast | of the products' limit"
     return f"{about}\n\n{table(head, rows)}"
+
+
+def neighbour(result: dict[str, Any]) -> str:
+    rows = [
+        [
+            job,
+            {"passive": "asleep", "active": "spinning"}[waiting],
+            *(f"{found[k]:,.1f}" for k in ("alone", "beside a busy process")),
+            f"{found['kept']:.0%}",
+        ]
+        for waiting, jobs in result["waiting"].items()
+        for job, found in jobs.items()
+    ]
+    return table("the plain command | threads wait | alone | beside a busy process | kept", rows)
 
 
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
@@ -117,6 +131,7 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "inference": inference,
     "serve": serve,
     "peers": peers,
+    "neighbour": neighbour,
 }
 
 
