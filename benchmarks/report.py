@@ -20,9 +20,9 @@ def table(head: str, rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
 
 
-def model(result: dict[str, Any]) -> str:
+def model(stored: dict[str, Any]) -> str:
     rows, loads = [], []
-    for way, run in result.items():
+    for way, run in stored.items():
         loads.append(f"{way}: load {run['load']:.1f} before{', quick form' if run['quick'] else ''}")
         for row in run["steps"]:
             training, inference = AIMS[row["shape"]]
@@ -42,8 +42,8 @@ def model(result: dict[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{'; '.join(loads)}."
 
 
-def train(result: dict[str, Any]) -> str:
-    ponder = result["models"]["ponder"]["example_steps_per_second"]
+def train(stored: dict[str, Any]) -> str:
+    ponder = stored["models"]["ponder"]["example_steps_per_second"]
     rows = [
         [
             name,
@@ -52,13 +52,13 @@ def train(result: dict[str, Any]) -> str:
             f"{row['peak_fraction']:.0%}",
             f"{row['example_steps_per_second'] / ponder:.2f}",
         ]
-        for name, row in result["models"].items()
+        for name, row in stored["models"].items()
     ]
-    about = f"`{result['preset']}`, batch {result['batch']}, {result['threads']} threads, best of {result['rounds']} rounds."
+    about = f"`{stored['preset']}`, batch {stored['batch']}, {stored['threads']} threads, best of {stored['rounds']}."
     return f"{about}\n\n{table('model | example-steps a second | MFLOP each | of peak | relative to ponder', rows)}"
 
 
-def inference(result: dict[str, Any]) -> str:
+def inference(stored: dict[str, Any]) -> str:
     rows = [
         [
             row["checkpoint"],
@@ -70,26 +70,26 @@ def inference(result: dict[str, Any]) -> str:
             f"{row['full_exact']:.1%}",
             f"{row['exact']:.1%}",
         ]
-        for row in result["rows"]
+        for row in stored["rows"]
     ]
     head = "checkpoint | policy | n | mean steps | times as many puzzles a second | aim | exact, full budget | exact"
-    return f"Full budget: {result['budget']} steps.\n\n{table(head, rows)}"
+    return f"Full budget: {stored['budget']} steps.\n\n{table(head, rows)}"
 
 
-def serve(result: dict[str, Any]) -> str:
+def serve(stored: dict[str, Any]) -> str:
     rows = []
-    for row in result["rows"]:
+    for row in stored["rows"]:
         for name, key in (("continuous batching", "continuous"), ("one at a time", "single")):
             one = row[key]
             speed = [f"{one['per_second']:.0f}", f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"]
             ratio = f"{row['ratio']:.1f} (CPU {row['cpu_ratio']:.1f})" if key == "continuous" else "1"
             rows.append([row["model"], name, str(row["n"]), *speed, f"{one['cpu_ms']:.1f} ms", ratio])
-    clients = result["rows"][0]["clients"]
+    clients = stored["rows"][0]["clients"]
     head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | times (aim 5)"
     return f"{clients} clients at a time.\n\n{table(head, rows)}"
 
 
-def peers(result: dict[str, Any]) -> str:
+def peers(stored: dict[str, Any]) -> str:
     rows = [
         [
             row["peer"],
@@ -100,18 +100,18 @@ def peers(result: dict[str, Any]) -> str:
             f"{row['ratio']:.2f}",
             f"{row['of_limit']:.0%}",
         ]
-        for row in result["rows"]
+        for row in stored["rows"]
     ]
-    clock = "CPU time of one thread" if result["threads"] == 1 else f"{result['threads']} threads"
+    clock = "CPU time of one thread" if stored["threads"] == 1 else f"{stored['threads']} threads"
     about = (
-        f"Width 512, {result['tokens']} tokens, batch {result['batch']}, float32, {clock}, medians of {result['rounds']} "
-        f"alternating rounds; load {result['load']:.1f} before."
+        f"Width 512, {stored['tokens']} tokens, batch {stored['batch']}, float32, {clock}, medians of "
+        f"{stored['rounds']} alternating rounds; load {stored['load']:.1f} before."
     )
     head = "authors' code | layers a module | one ACT step of | theirs | ours | times as fast | of the products' limit"
     return f"{about}\n\n{table(head, rows)}"
 
 
-def neighbour(result: dict[str, Any]) -> str:
+def neighbour(stored: dict[str, Any]) -> str:
     rows = [
         [
             job,
@@ -119,7 +119,7 @@ def neighbour(result: dict[str, Any]) -> str:
             *(f"{found[k]:,.1f}" for k in ("alone", "beside a busy process")),
             f"{found['kept']:.0%}",
         ]
-        for waiting, jobs in result["waiting"].items()
+        for waiting, jobs in stored["waiting"].items()
         for job, found in jobs.items()
     ]
     return table("the plain command | threads wait | alone | beside a busy process | kept", rows)
