@@ -22,7 +22,7 @@ def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="ponder quickstart", description="Train the 4x4 Sudoku model and watch it think."
     )
-    parser.add_argument("--seconds", type=float, default=150, metavar="S", help="training time at most")
+    parser.add_argument("--seconds", type=float, default=120, metavar="S", help="training time at most")
     known = parser.parse_args(args)
     from ponder import data
     from ponder.base import runtime
