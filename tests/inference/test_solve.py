@@ -37,7 +37,7 @@ def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Domain -> folder of a model with random weights: wrong nearly always."""
     out = {}
     for name, preset in PRESETS.items():
-        config = resolve(preset, None, {"model": SMALL})
+        config = resolve(preset, "ponder", {"model": SMALL})
         domain = config.data.make()
         torch.manual_seed(0)
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, 1)

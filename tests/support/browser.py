@@ -41,7 +41,7 @@ def missing() -> str:
 def untrained(preset: str, folder: Path) -> Path:
     """A model of random weights, as a folder that `--model` takes: it answers nearly everything wrong."""
     torch.manual_seed(3)  # one whose answers keep changing
-    config = resolve(preset, None, {"model": {"width": 16, "heads": 2, "max_steps": 2}})
+    config = resolve(preset, "ponder", {"model": {"width": 16, "heads": 2, "max_steps": 2}})
     domain = config.data.make()
     model = Reasoner(config.model, len(domain.vocab), domain.seq_len, 1)
     folder.mkdir(parents=True)

@@ -16,7 +16,7 @@ ONE_CYCLE = {"h_cycles": 1, "l_cycles": 1, "h_horizon": 1, "l_horizon": 1}
 
 
 def random_config(preset: str, data: dict[str, Any] | None = None, **model: Any) -> Config:
-    return resolve(preset, None, {"data": data or {}, "model": {**SMALL, **ONE_CYCLE, **model}})
+    return resolve(preset, "ponder", {"data": data or {}, "model": {**SMALL, **ONE_CYCLE, **model}})
 
 
 def random_folder(folder: Path, config: Config, task_ids: int = 1) -> Path:

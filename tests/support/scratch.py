@@ -74,8 +74,8 @@ class Scratch:
         )
         assert done.returncode == 0, done.stderr
 
-    def run(self, *words: str | Path, check: bool = True) -> "subprocess.CompletedProcess[str]":
-        """`python WORDS` in this environment; fails the test where it fails, if `check`."""
+    def run(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
+        """`python WORDS` in this environment; fails the test where it fails."""
         done = subprocess.run(
             [self.python, *words],
             cwd=self.folder,
@@ -84,7 +84,7 @@ class Scratch:
             encoding="utf-8",
             check=False,
         )
-        assert done.returncode == 0 or not check, f"{words}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done
 
     def ponder(self, *commands: str) -> str:
