@@ -157,8 +157,8 @@ def holder(path: Path) -> str | None:
     except Timeout:
         pass
     with suppress(OSError, ValueError, KeyError):  # between taking the lock and signing it
-        said = read_json(_signature(path))
-        return f"pid {said['pid']} on {said['host']}"
+        owner = read_json(_signature(path))
+        return f"pid {owner['pid']} on {owner['host']}"
     return "someone"
 
 

@@ -155,6 +155,7 @@ class Joint(Domain):
         "kind writes it.\n" + "\n".join(f"{part.name}: {part.rules}" for part in (Arithmetic, Sudoku, Life, Maze))
     )
     example = f"arithmetic: {Arithmetic.example}"
+    paper_examples = 6_239_131
     smoke: ClassVar[Mapping[str, Any]] = {"parts": {part.name: part.smoke for part in (Arithmetic, Sudoku, Life, Maze)}}
     checker_solves = "some of its puzzles are Life, whose checker computes the answer"
     Params: ClassVar[type[Params]] = JointParams

@@ -9,7 +9,7 @@ from ponder.llm.prompt import LlmJob, Question
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ReplyJudgement:
     exact: bool
     valid: bool
     parsed: str | None
@@ -18,16 +18,16 @@ class Judgement:
     """Why it could not be read, or what is wrong with it."""
 
 
-def judge(question: Question, text: str) -> Judgement:
+def judge(question: Question, text: str) -> ReplyJudgement:
     from ponder.evaluation.records import Judge  # imports torch: not while somebody only looks at a prompt
 
     domain, inputs = question.domain, question.inputs
     answer = (reading := read_answer(domain, inputs, text)).answer
     if answer is None:
-        return Judgement(False, False, None, reading.problem)
+        return ReplyJudgement(False, False, None, reading.problem)
     exact, valid, _ = (column[0] for column in Judge(domain, inputs[None], question.label[None])(answer[None]))
     why = domain.explain(inputs, answer) if domain.checkable and not valid else ""
-    return Judgement(bool(exact), bool(valid), domain.format_answer(inputs, answer), why)
+    return ReplyJudgement(bool(exact), bool(valid), domain.format_answer(inputs, answer), why)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Answered:
     job: LlmJob
     row: Mapping[str, Any]
     """Its line of the transcript."""
-    verdict: Judgement
+    verdict: ReplyJudgement
 
 
 def score_split(jobs: Sequence[LlmJob], answered: Mapping[str, Answered]) -> dict[str, Any]:

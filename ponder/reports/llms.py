@@ -6,18 +6,18 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from ponder.base.errors import UserError
-from ponder.studies.result import Kept, Share
+from ponder.studies.result import Kept, KeptShare
 
 
 class LlmPasses(Kept):
-    all_test_inputs: dict[str, Share]
+    all_test_inputs: dict[str, KeptShare]
 
 
 class LlmSplit(Kept):
     n: int
     complete: bool
-    exact: Share | None = None
-    valid: Share | None = None
+    exact: KeptShare | None = None
+    valid: KeptShare | None = None
     passes: LlmPasses | None = None
     tasks: int | None = None
 

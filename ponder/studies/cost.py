@@ -8,21 +8,12 @@ from pathlib import Path
 from ponder.base.errors import UserError, unknown
 from ponder.base.markers import put_between
 from ponder.config.resolve import Config
+from ponder.domains import registry
 from ponder.model import cost
 from ponder.studies.spec import Cell, Study
 
 GPUS = {"H100": 989e12, "A100": 312e12, "L40S": 362e12, "RTX4090": 165e12}
 """Peak FLOP/s of dense bfloat16 matrix products, by the vendor's data sheets."""
-EXAMPLES = {
-    "arithmetic": 900_000,
-    "life": 1_508_237,
-    "sudoku": 3_829_994,
-    "maze": 900,
-    "arc1": 3_946,
-    "arc2": 4_667,
-    "joint": 6_239_131,
-}
-"""Training examples of each domain at paper scale (results/bench_domains.txt; the published files less `val`)."""
 FREE = {"name": "", "dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, "bound": None, "max_steps": 1}
 """Settings that change no matrix product of an update or a step: models that differ in these alone are counted once."""
 BEGIN, END = (
@@ -46,9 +37,10 @@ def updates_of(config: Config) -> int:
     if train.updates is not None:
         return train.updates
     assert train.epochs is not None
-    if config.data.domain not in EXAMPLES:
+    examples = registry.find(config.data.domain).paper_examples
+    if examples is None:
         raise UserError(f"{config.data.domain} has no known number of examples: give train.updates instead of epochs")
-    return math.ceil(train.epochs * EXAMPLES[config.data.domain] / train.batch)
+    return math.ceil(train.epochs * examples / train.batch)
 
 
 def flops(config: Config) -> float:

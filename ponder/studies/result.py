@@ -20,7 +20,7 @@ class Kept(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class Share(Kept):
+class KeptShare(Kept):
     """Of examples, with its 95% interval."""
 
     value: float
@@ -79,7 +79,7 @@ class CellCost(Kept):
 # After training -------------------------------------------------------------------------------------------------------
 
 
-class Answered(Kept):
+class OwnStepScore(Kept):
     """A split where each example's answer is taken at a step of its own."""
 
     exact: float
@@ -97,7 +97,7 @@ class Bits(Kept):
 
 class Votes(Kept):
     step: int
-    all_test_inputs: dict[str, Share]
+    all_test_inputs: dict[str, KeptShare]
     """pass@k -> tasks all of whose test inputs are solved."""
 
 
@@ -117,8 +117,8 @@ class Profile(Kept):
     exact: list[float]
     valid: list[float]
     token: list[float]
-    best_full: Answered
-    halting: Answered | None
+    best_full: OwnStepScore
+    halting: OwnStepScore | None
     """None without a halting head."""
     bits: Bits | None
     bits_end: Bits | None
@@ -139,7 +139,7 @@ class PolicyPoint(Kept):
 
     policy: str
     mean_steps: float
-    valid: Share
+    valid: KeptShare
 
 
 class PolicyPoints(Kept):

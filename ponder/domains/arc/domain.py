@@ -395,6 +395,7 @@ class Arc(Domain):
 
 
 class Arc1(Arc):
+    paper_examples = 3_946
     name = "arc1"
     title = "ARC-AGI-1 with ConceptARC: find the rule behind pairs of coloured grids"
     version = "arcagi"
@@ -416,6 +417,7 @@ class Arc1(Arc):
 class Arc2(Arc):
     """ARC-AGI-2 alone: its training set holds most of ARC-AGI-1, so the two are never mixed."""
 
+    paper_examples = 4_667
     name = "arc2"
     title = "ARC-AGI-2: the same with harder rules"
     version = "arcagi2"

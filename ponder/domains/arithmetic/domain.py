@@ -59,6 +59,7 @@ class Arithmetic(Domain):
         "the expression with every ? replaced, as in `3 4 * 5 +`."
     )
     example = "3 4 ? 5 ? = 17"
+    paper_examples = 900_000
     smoke: ClassVar[Mapping[str, Any]] = {"train": 200, "val": 16, "eval_size": 16}
     Params: ClassVar[type[Params]] = ArithmeticParams
     splits: Mapping[str, Split] = {

@@ -53,6 +53,7 @@ class Life(Domain):
         ".O./.O./.O."
     )
     example: ClassVar[str] = "...../..O../..O../..O../.....:03"
+    paper_examples = 1_508_237
     smoke: ClassVar[Mapping[str, Any]] = {"configurations": 300, "val": 16, "eval_size": 16}
     checker_solves: ClassVar[str] = "its checker computes the answer, so that an accepted answer is no find"
     Params: ClassVar[type[base.Params]] = LifeParams

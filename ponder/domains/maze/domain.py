@@ -129,6 +129,7 @@ class Maze(GridDomain):
         "S, G, the walls and all other cells stay as they are."
     )
     example = "/".join(EXAMPLE.split())
+    paper_examples = 900
     smoke: ClassVar[Mapping[str, Any]] = {"train": 100, "val": 16, "test": 16}
     Params: ClassVar[type[Params]] = MazeParams
     splits: Mapping[str, Split] = {
