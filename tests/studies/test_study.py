@@ -32,7 +32,10 @@ from tests.support import ROOT
 from tests.support.cells import raw_result, result, some_right
 
 TASKS = {
-    "sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train.updates": 30}}, "paper": {"preset": "sudoku-paper"}}
+    "sudoku": {
+        "mini": {"preset": "sudoku-mini", "model": "ponder", "set": {"train.updates": 30}},
+        "paper": {"preset": "sudoku-paper"},
+    }
 }
 
 
@@ -67,7 +70,7 @@ def test_a_cell_is_its_preset_with_the_settings_of_task_variant_and_seed(folder:
     for cell in cells:
         horizon = {"two": 2, "one": 1, "four": 4}[cell.variant]
         by_hand = {"seed": cell.seed, "train": {"updates": 30}, "model": {"h_horizon": horizon}}
-        assert cell.config == resolve("sudoku-mini", None, by_hand)
+        assert cell.config == resolve("sudoku-mini", "ponder", by_hand)
     assert len({c.key for c in cells}) == 6
 
 
