@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, when: Callable[[Path], bool], code:
     names: dict[int, Path] = {}
     opened, synced = os.open, os.fsync
 
-    def note(path: str | Path, *rest: int) -> int:
-        names[handle := opened(path, *rest)] = Path(path)
+    def note(path: str | Path, *rest: int, **more: Any) -> int:
+        names[handle := opened(path, *rest, **more)] = Path(path)
         return handle
 
     def fsync(handle: int) -> None:
