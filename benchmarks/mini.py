@@ -1,7 +1,7 @@
 """The mini presets' learning curves: stored from run folders, and the tables and figure made from what is stored.
 
-    python benchmarks/mini.py store runs/sudoku-mini-s0 ...     results/mini/PRESET-MODEL.json
-    python benchmarks/mini.py report                            docs/mini.md, docs/mini.png and the table in README.md
+    python -m benchmarks.mini store runs/sudoku-mini-s0 ...     results/mini/PRESET-MODEL.json
+    python -m benchmarks.mini report                            docs/mini.md, docs/mini.png and the table in README.md
 
 Train each with `ponder train PRESET --model MODEL`; the seconds are wall-clock.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from ponder.base.markers import put_between
 from ponder.base.stats import share
+from ponder.training.launch import Layout
 from ponder.training.log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,9 +79,9 @@ def table(stored: list[dict[str, Any]]) -> list[str]:
         last = run["curve"][-1]
         for split, n in run["n"].items():
             score, interval = last[split], share(last[split]["valid"], n)
-            threads = "1 thread" if run["threads"] == 1 else f"{run['threads']} threads"
+            layout = Layout(run.get("ranks", 1), run["threads"])
             compiled = ", compiled" if run.get("compile") == "block" else ""
-            training = f"{run['seconds']:.0f} s, {threads}{compiled}, {run['updates']} updates"
+            training = f"{run['seconds']:.0f} s, {layout}{compiled}, {run['updates']} updates"
             lines.append(
                 f"| {run['preset']} | {run['model']} | {split} | {score['valid']:.1%} | {interval['low']:.1%}–"
                 f"{interval['high']:.1%} | {score['exact']:.1%} | {n} | {training} | "
@@ -97,7 +98,7 @@ def report() -> None:
         "",
         "Trained by `ponder train PRESET --model MODEL` (`OMP_NUM_THREADS=1` where it says 1 thread, "
         "`--train.compile block` where it says compiled), stored by "
-        "`python benchmarks/mini.py store RUN`, and made by `python benchmarks/mini.py report` from `results/mini/`. "
+        "`python -m benchmarks.mini store RUN`, and made by `python -m benchmarks.mini report` from `results/mini/`. "
         "EMA weights at the full ACT budget, held-out "
         "examples, one seed each; seconds are wall-clock on two cores that had other work too: trainings of one "
         "thread ran two or three at a time.",
