@@ -95,7 +95,8 @@ def test_tasks_and_scores_of_the_working_directory_are_added_and_may_not_take_a_
     monkeypatch.chdir(tmp_path)
     own = tmp_path / "studies"
     own.mkdir()
-    tasks = {"tiny": {"mini": {"preset": "maze-mini", "set": {"data": {"train": 5000}, "train.lr": 0.25}}}}
+    changes = {"data": {"train": 5000}, "train.lr": 0.25}
+    tasks = {"tiny": {"mini": {"preset": "maze-mini", "model": "ponder", "set": changes}}}
     (own / "_tasks.yaml").write_text(yaml.safe_dump(tasks), encoding="utf-8")
     (own / "_scores.yaml").write_text("Tiny: {task: tiny, splits: [test]}", encoding="utf-8")
     mine = written(own, "mine", scales={"mini": {"tasks": ["tiny", "sudoku"], "seeds": [0]}})
@@ -126,7 +127,9 @@ def test_all_are_those_of_the_scale_and_threads_are_part_of_a_key(folder: Path) 
 
 
 def test_settings_may_be_dotted_or_nested_and_later_ones_win(folder: Path) -> None:
-    tasks = {"sudoku": {"mini": {"preset": "sudoku-mini", "set": {"train": {"updates": 30, "lr": 0.5}}}}}
+    tasks = {
+        "sudoku": {"mini": {"preset": "sudoku-mini", "model": "ponder", "set": {"train": {"updates": 30, "lr": 0.5}}}}
+    }
     (folder / "_tasks.yaml").write_text(yaml.safe_dump(tasks), encoding="utf-8")
     changed = {"tasks": [{"task": "sudoku", "set": {"train.lr": 0.25}}], "seeds": [0]}
     for cell in written(folder, scales={"mini": changed}).cells("mini"):

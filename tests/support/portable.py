@@ -22,7 +22,9 @@ ENVIRONMENTS: dict[str, dict[str, str]] = {
 
 def run(name: str, rest: list[str]) -> subprocess.CompletedProcess[str]:
     settings = ENVIRONMENTS[name]
-    words = [sys.executable, "-m", "pytest", "-m", "numeric and not slow", *rest]
+    tests = Path(__file__).parents[1].rglob("test_*.py")
+    files = [str(path) for path in tests if "mark.numeric" in path.read_text(encoding="utf-8")]
+    words = [sys.executable, "-m", "pytest", "-m", "numeric and not slow", *files, *rest]
     with tempfile.TemporaryDirectory(prefix="ponder-portable-") as cache:
         # Threads that wait for each other asleep: there are more of them than cores.
         threads = {"OMP_NUM_THREADS": settings["PONDER_TEST_THREADS"], "OMP_WAIT_POLICY": "PASSIVE"}
