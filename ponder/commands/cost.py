@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ponder.base.errors import UserError, unknown
+from ponder.base.geometry import NO_GEOMETRY, Geometry
 
 if TYPE_CHECKING:
     from ponder.config.schema import ModelConfig
@@ -44,6 +45,7 @@ class _Subject:
     vocab: int
     tokens: int
     task_ids: int
+    geometry: Geometry
 
 
 def _subject(name: str) -> _Subject:
@@ -51,7 +53,7 @@ def _subject(name: str) -> _Subject:
     from ponder.config.schema import ModelConfig
 
     if name in model_names() and not name.endswith("-mini"):
-        return _Subject(ModelConfig(**model_preset(name, "paper")["model"]), *SUDOKU, 1)
+        return _Subject(ModelConfig(**model_preset(name, "paper")["model"]), *SUDOKU, 1, NO_GEOMETRY)
     if (model := name.removesuffix("-mini")) in model_names():
         config = resolve("sudoku-mini", model)  # a mini model takes its width from a domain's mini preset
     elif name in preset_names() or name.endswith((".yaml", ".yml")):
@@ -59,7 +61,7 @@ def _subject(name: str) -> _Subject:
     else:
         raise unknown("preset", name, [*model_names(), *preset_names(), "all"])
     domain = config.data.make()
-    return _Subject(config.model, len(domain.vocab), domain.seq_len, domain.task_ids)
+    return _Subject(config.model, len(domain.vocab), domain.seq_len, domain.task_ids, domain.geometry)
 
 
 def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) -> None:
@@ -71,7 +73,7 @@ def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) 
 
     names = PAPER_MODELS if name == "all" else (name,)
     subjects = [_subject(n) for n in names]
-    rows = [_cells(cost(s.config, s.vocab, seq_len or s.tokens, steps, s.task_ids)) for s in subjects]
+    rows = [_cells(cost(s.config, s.vocab, seq_len or s.tokens, steps, s.task_ids, s.geometry)) for s in subjects]
     title = f"{seq_len or subjects[0].tokens} tokens, {subjects[0].vocab} symbols"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     if name == "all":

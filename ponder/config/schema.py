@@ -33,7 +33,13 @@ class ModelConfig(Frozen):
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
     l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
-    mixer: Literal["attention", "mlp"] = Field("attention", description="tokens mix by attention or an MLP over them")
+    mixer: Literal["attention", "mlp", "relations"] = Field(
+        "attention",
+        description="tokens mix by attention, an MLP over them, or along the domain's relations (rows, columns, boxes)",
+    )
+    symbols: Literal["own", "equivariant"] = Field(
+        "own", description="an embedding for each symbol, or one for all that the domain says can be exchanged"
+    )
     mlp_conv: bool = Field(False, description="depthwise convolution inside the SwiGLU (URM)")
     input_conv: bool = Field(False, description="depthwise convolution over the embedded input (ponder on ARC)")
     positions: Literal["rope", "learned", "none"] = Field(
@@ -73,8 +79,15 @@ class ModelConfig(Frozen):
             raise ValueError("a model without states answers in one step: set halting none and max_steps 1")
         if self.states > 0 and self.halting == "none" and self.max_steps == 1:
             raise ValueError("a recurrent model needs a halting loss or more than one step")
-        if self.mixer == "mlp" and self.key_mask:
+        if self.mixer != "attention" and self.key_mask:
             raise ValueError("key_mask needs the attention mixer")
+        if self.symbols == "equivariant" and (
+            self.mixer != "relations" or self.input_conv or self.mlp_conv or self.positions == "learned"
+        ):
+            raise ValueError(
+                "symbols equivariant needs mixer relations, and input_conv, mlp_conv and learned positions off, which "
+                "would tell symbols apart"
+            )
         return self
 
 
@@ -101,6 +114,9 @@ class TrainConfig(Frozen):
     )
     clip: float | None = Field(1.0, gt=0, description="global gradient norm; null is off")
     ema: float | None = Field(0.999, gt=0, lt=1, description="decay of the averaged weights; null is off")
+    loss: Literal["stablemax", "softmax"] = Field(
+        "stablemax", description="how logits become the probabilities of the answer's cross-entropy"
+    )
     halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
     explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
     grow: Literal["none", "steps", "cycles"] = Field(

@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from rich.text import Text
 
 from ponder.base.errors import UserError
+from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.domains import spelling
 
 PAD = 0
@@ -169,6 +170,11 @@ class Domain(ABC):
     def task_ids(self) -> int:
         """Rows of the puzzle-embedding table. Row 0 is the blank id, the only one outside ARC."""
         return 1
+
+    @property
+    def geometry(self) -> Geometry:
+        """What belongs together on the board, for models that mix along it."""
+        return NO_GEOMETRY
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 

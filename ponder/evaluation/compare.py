@@ -39,7 +39,7 @@ def compare_policies(
 ) -> PoliciesResult:
     """Run every policy on the same examples; the full budget is always the first."""
     model, domain, batch, n = what.model, what.domain, what.batch, len(what.index)
-    work = cost.flops(model.config, len(model.embed), model.tokens)
+    work = cost.flops(model.config, len(domain.vocab), domain.seq_len, domain.geometry)
     results: list[PolicyScore] = []
     Engine(model, domain, slots, Full(), 1).run(batch.inputs[:slots], batch.task_ids[:slots])  # allocates
     rest = [policy for policy in policies or all_policies(model, domain) if not isinstance(policy, Full)]

@@ -136,7 +136,7 @@ def ood_means(scores: Mapping[str, SplitResult], domain: Domain) -> dict[str, Sp
 
 def cost_by_step(model: ModelConfig, domain: Domain, steps: int) -> CostBySteps:
     counts = range(1, steps + 1)
-    work, applications = cost.flops(model, len(domain.vocab), domain.seq_len), cost.applications(model)
+    work, applications = cost.flops(model, len(domain.vocab), domain.seq_len, domain.geometry), cost.applications(model)
     return CostBySteps(
         parameters=work.parameters,
         layer_applications=[applications * count for count in counts],

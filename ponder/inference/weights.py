@@ -73,7 +73,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     else:
         config = configuration.from_flat(stored)
         domain = config.data.make()
-        model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]))
+        model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
     missing = model.load_state_dict(tensors, strict=False)
     shared = [k for k in missing.missing_keys if not k.startswith("high.") or model.high is not model.low]
     if shared or missing.unexpected_keys:

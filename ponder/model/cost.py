@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
+from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.layers import inner_width
 from ponder.model.reasoner import Carry, Reasoner
@@ -59,9 +60,16 @@ def applications(config: ModelConfig) -> int:
     return config.h_cycles * each_cycle * config.layers
 
 
-def cost(config: ModelConfig, vocab: int, tokens: int, steps: int | None = None, task_ids: int = 1) -> Cost:
+def cost(
+    config: ModelConfig,
+    vocab: int,
+    tokens: int,
+    steps: int | None = None,
+    task_ids: int = 1,
+    geometry: Geometry = NO_GEOMETRY,
+) -> Cost:
     """The cost of a model on puzzles of `tokens` tokens; `steps` is its ACT budget unless it says otherwise."""
-    work = flops(config, vocab, tokens)
+    work = flops(config, vocab, tokens, geometry)
     return Cost(
         steps=1 if config.states == 0 else steps or config.max_steps,
         parameters=work.parameters,
@@ -69,7 +77,7 @@ def cost(config: ModelConfig, vocab: int, tokens: int, steps: int | None = None,
         applications=applications(config),
         inference_flops=work.inference,
         training_flops=work.training,
-        activations=_kept_bytes(config, vocab, tokens),
+        activations=_kept_bytes(config, vocab, tokens, geometry),
     )
 
 
@@ -83,11 +91,11 @@ class Work:
 
 
 @cache
-def flops(config: ModelConfig, vocab: int, tokens: int) -> Work:
+def flops(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry = NO_GEOMETRY) -> Work:
     """Counted from the shapes of all products; the tests hold it against what torch counts while the model runs."""
     with torch.device("meta"):
-        model = Reasoner(config, vocab, tokens)
-    layers, once = config.layers * _layer(config, model.length), _once(config, vocab, tokens)
+        model = Reasoner(config, vocab, tokens, geometry=geometry)
+    layers, once = config.layers * _layer(config, model.length, geometry), _once(config, model)
     gate = 2 * model.length * config.width if config.gate else 0
     low, high = layers + gate, layers if config.states == 2 else 0
     inference = once + (layers if config.states == 0 else config.h_cycles * (config.l_cycles * low + high))
@@ -99,9 +107,15 @@ def flops(config: ModelConfig, vocab: int, tokens: int) -> Work:
     return Work(sum(p.numel() for p in model.parameters()), inference, training)
 
 
-def _layer(config: ModelConfig, length: int) -> int:
+def _layer(config: ModelConfig, length: int, geometry: Geometry) -> int:
     """FLOPs of one layer's products for one example."""
     width, inner = config.width, inner_width(config.width, config)
+    if config.mixer == "relations":
+        symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
+        groups = symbols * sum(len(relation.groups) for relation in geometry.relations)
+        cells = (length - config.prefix) // symbols
+        mlps = 1 + groups + (cells if symbols > 1 else 0)
+        return 4 * groups * cells * width + 2 * (mlps + length) * 3 * width * inner
     if config.mixer == "attention":
         mixer = 2 * length * 4 * width**2 + 4 * length**2 * width
     else:
@@ -110,10 +124,11 @@ def _layer(config: ModelConfig, length: int) -> int:
     return mixer + 2 * length * 3 * width * inner + conv
 
 
-def _once(config: ModelConfig, vocab: int, tokens: int) -> int:
+def _once(config: ModelConfig, model: Reasoner) -> int:
     """FLOPs of an ACT step outside the recurrence: input convolution, head, halting head."""
-    conv = 2 * 3 * (tokens + config.prefix) * config.width if config.input_conv else 0
-    return conv + 2 * tokens * config.width * vocab + (2 * config.width * 2 if config.halting != "none" else 0)
+    conv = 2 * 3 * model.length * config.width if config.input_conv else 0
+    head = 2 * (model.length - config.prefix) * config.width * model.head.out_features
+    return conv + head + (2 * config.width * 2 if config.halting != "none" else 0)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -126,10 +141,10 @@ def _puzzles(model: Reasoner, batch: int = 1) -> tuple[Carry, Tensor, Tensor]:
     return carry, inputs, torch.zeros(batch, model.config.width, requires_grad=True)
 
 
-def _kept_bytes(config: ModelConfig, vocab: int, tokens: int) -> int:
+def _kept_bytes(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry) -> int:
     """What one more example adds to what the graph of an ACT step keeps."""
     with torch.device("meta"):
-        model = Reasoner(config, vocab, tokens).train()
+        model = Reasoner(config, vocab, tokens, geometry=geometry).train()
     # The meta device has attention kernels of its own; fake CPU tensors take the path that real ones take.
     with FakeTensorMode():
         for module in model.modules():

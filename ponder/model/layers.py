@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ponder.base import rng
+from ponder.base.errors import UserError
+from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 
 EPS = 1e-5
@@ -395,6 +397,59 @@ class Attention(nn.Module):
         return mixed.transpose(1, 2).flatten(2)
 
 
+class Relations(nn.Module):
+    """Tokens mix through the groups they belong to: what a group's tokens add up to is transformed and told to all.
+
+    Nothing in it depends on the number of cells or symbols. Where symbols are exchangeable, a cell has one position
+    for each of them: groups are then of one symbol's positions, and the symbols of a cell are one more group.
+    """
+
+    gather: Tensor
+    tell: Tensor
+
+    def __init__(self, config: ModelConfig, length: int, geometry: Geometry) -> None:
+        super().__init__()
+        if not geometry.relations:
+            raise UserError("mixer relations needs a domain that has relations (sudoku, maze, life); set model.mixer")
+        self.prefix = config.prefix
+        self.symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
+        self.tokens = tokens = (length - config.prefix) // self.symbols
+        groups = [group for relation in geometry.relations for group in relation.groups]
+        tells = [told for relation in geometry.relations for told in relation.tells]
+        self.counts: dict[str, int] = {}
+        for relation in geometry.relations:
+            self.counts[relation.name] = self.counts.get(relation.name, 0) + len(relation.groups)
+        gather, tell = torch.zeros(len(groups), tokens), torch.zeros(tokens, len(groups))
+        for i, (group, told) in enumerate(zip(groups, tells, strict=True)):
+            gather[i, list(group)] = len(group) ** -0.5 if group else 0.0
+            tell[list(told), i] = 1.0
+        self.register_buffer("gather", gather, persistent=False)
+        self.register_buffer("tell", tell, persistent=False)
+        kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "all"]
+        self.kinds = nn.ModuleDict({kind: SwiGLU(config.width, config) for kind in kinds})
+
+    def weights(self, batch: int | None) -> dict[str, SwiWeights]:
+        rows = {kind: count * self.symbols for kind, count in self.counts.items()} | {"symbols": self.tokens, "all": 1}
+        return {
+            kind: mlp.weights(None if batch is None else batch * rows[kind])  # type: ignore[operator]
+            for kind, mlp in self.kinds.items()
+        }
+
+    def forward(self, x: Tensor, weights: dict[str, SwiWeights]) -> Tensor:
+        batch, length, width = x.shape
+        body = x[:, self.prefix :].reshape(batch, self.tokens, self.symbols * width)
+        groups = torch.matmul(self.gather.to(x.dtype), body).view(batch, -1, self.symbols, width)
+        parts = groups.split(list(self.counts.values()), dim=1)
+        answers = [self.kinds[kind](part, weights[kind]) for kind, part in zip(self.counts, parts, strict=True)]
+        mixed = torch.matmul(self.tell.to(x.dtype), torch.cat(answers, dim=1).view(batch, -1, self.symbols * width))
+        mixed = mixed.view(batch, self.tokens, self.symbols, width)
+        if self.symbols > 1:
+            cells = body.view(mixed.shape).sum(dim=2) * self.symbols**-0.5
+            mixed = mixed + self.kinds["symbols"](cells, weights["symbols"])[:, :, None]
+        everything: Tensor = self.kinds["all"](x.sum(dim=1, keepdim=True) * length**-0.5, weights["all"])
+        return F.pad(mixed.view(batch, -1, width), (0, 0, self.prefix, 0)) + everything
+
+
 @dataclass(frozen=True)
 class LayerMasks:
     """Dropout masks of one layer; None where that rate is zero."""
@@ -415,15 +470,16 @@ class Context:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    mixer: AttentionWeights | SwiWeights
+    mixer: AttentionWeights | SwiWeights | dict[str, SwiWeights]
     mlp: SwiWeights
 
 
 class Layer(nn.Module):
-    def __init__(self, config: ModelConfig, length: int) -> None:
+    def __init__(self, config: ModelConfig, length: int, geometry: Geometry = NO_GEOMETRY) -> None:
         super().__init__()
         self.width = config.width
         self.length = length
+        self.relations = Relations(config, length, geometry) if config.mixer == "relations" else None
         self.attention = Attention(config.width, config.heads) if config.mixer == "attention" else None
         self.tokens = SwiGLU(length, config) if config.mixer == "mlp" else None
         self.mlp = SwiGLU(config.width, config, conv=config.mlp_conv)
@@ -434,6 +490,8 @@ class Layer(nn.Module):
         mlp = self.mlp.weights(rows)
         if self.attention is not None:
             return LayerWeights(self.attention.weights(rotary, rows), mlp)
+        if self.relations is not None:
+            return LayerWeights(self.relations.weights(None if compiled else batch), mlp)
         assert self.tokens is not None
         return LayerWeights(self.tokens.weights(columns), mlp)
 
@@ -442,6 +500,8 @@ class Layer(nn.Module):
             mask = masks.qkv if masks else None
             mixed = self.attention(x, weights.mixer, context.rotary, context.key_bias, mask)
             x = rms_norm(x, mixed, masks.attention if masks else None)
+        elif self.relations is not None:
+            x = rms_norm(x, self.relations(x, weights.mixer), masks.attention if masks else None)
         else:
             assert self.tokens is not None
             across = x.transpose(1, 2)
@@ -464,9 +524,9 @@ class Layer(nn.Module):
 class Block(nn.Module):
     """One recurrent module: the layers that are applied again and again."""
 
-    def __init__(self, config: ModelConfig, length: int) -> None:
+    def __init__(self, config: ModelConfig, length: int, geometry: Geometry = NO_GEOMETRY) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config, length) for _ in range(config.layers))
+        self.layers = nn.ModuleList(Layer(config, length, geometry) for _ in range(config.layers))
 
     def forward(
         self, x: Tensor, weights: list[LayerWeights], context: Context, masks: list[LayerMasks] | None

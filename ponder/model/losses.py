@@ -1,6 +1,7 @@
 """Stablemax cross-entropy and the halting losses."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -41,12 +42,14 @@ def losses(
     q_continue: Tensor | None,
     continue_target: Tensor | None,
     halting_weight: float,
+    probabilities: Literal["stablemax", "softmax"] = "stablemax",
 ) -> Losses:
     """Labels of 0 are not supervised. The halting target is whether the answer is exactly right now."""
     supervised = labels != 0
     count = supervised.sum(dim=-1).clamp(min=1)
     right = (logits.argmax(dim=-1) == labels) & supervised
-    picked = log_stablemax(logits).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    logs = log_stablemax(logits) if probabilities == "stablemax" else logits.float().log_softmax(dim=-1)
+    picked = logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
     answer = -(torch.where(supervised, picked, 0.0).sum(dim=-1) / count).sum()
     exact = (right.sum(dim=-1) == supervised.sum(dim=-1)) & supervised.any(dim=-1)
     halt = cont = torch.zeros_like(answer)

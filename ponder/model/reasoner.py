@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.base import rng
+from ponder.base.errors import UserError
+from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, recur
@@ -54,24 +56,66 @@ class Masks:
     x: Tensor
 
 
+class Symbols(nn.Module):
+    """Exchangeable symbols: a cell has one position for each of them, which says what that symbol is to the cell.
+
+    Renaming the symbols of a puzzle then moves positions about and changes nothing else. Rows of the embedding are the
+    other tokens in their order, then "this symbol is given here" and "another one is".
+    """
+
+    role: Tensor
+    symbol: Tensor
+    other: Tensor
+
+    def __init__(self, vocab: int, symbols: tuple[int, ...]) -> None:
+        super().__init__()
+        if len(symbols) < 2:
+            raise UserError("symbols equivariant needs a domain with exchangeable symbols (sudoku); set model.symbols")
+        other = [token for token in range(vocab) if token not in symbols]
+        self.rows = len(other) + 2
+        role = torch.full((vocab,), len(other) + 1)
+        role[other] = torch.arange(len(other))
+        for name, value in (("role", role), ("symbol", torch.tensor(symbols)), ("other", torch.tensor(other))):
+            self.register_buffer(name, value, persistent=False)
+
+    def roles(self, inputs: Tensor) -> Tensor:
+        """[B, cells] tokens -> [B, cells * symbols] rows of the embedding."""
+        this = inputs[..., None] == self.symbol
+        return torch.where(this, self.rows - 2, self.role[inputs][..., None]).flatten(1)
+
+    def logits(self, out: Tensor) -> Tensor:
+        """[B, cells * symbols, 1 + others] -> [B, cells, vocabulary]: of each symbol its own, of others the mean."""
+        out = out.unflatten(1, (-1, len(self.symbol)))
+        full = out.new_empty(*out.shape[:2], len(self.role))
+        full[..., self.symbol] = out[..., 0]
+        full[..., self.other] = out[..., 1:].mean(dim=2)
+        return full
+
+
 class Reasoner(nn.Module):
     init_h: Tensor
     init_l: Tensor
     table: Tensor
 
-    def __init__(self, config: ModelConfig, vocab: int, tokens: int, task_ids: int = 1) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab: int, tokens: int, task_ids: int = 1, geometry: Geometry = NO_GEOMETRY
+    ) -> None:
         super().__init__()
         self.config = config
-        self.tokens = tokens
+        self.vocab, self.tokens = vocab, tokens
         self.length = config.prefix + tokens
+        self.symbols = Symbols(vocab, geometry.symbols) if config.symbols == "equivariant" else None
+        if self.symbols is not None:
+            self.length = config.prefix + tokens * len(geometry.symbols)
+            vocab = self.symbols.rows
         width = config.width
         self.scale = math.sqrt(width)
         self.embed = nn.Parameter(lecun_(torch.empty(vocab, width), 1 / self.scale))
         if config.positions == "learned":
             self.position = nn.Parameter(lecun_(torch.empty(self.length, width), 1 / self.scale))
         self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
-        self.low = Block(config, self.length)
-        self.high = Block(config, self.length) if config.modules == "separate" else self.low
+        self.low = Block(config, self.length, geometry)
+        self.high = Block(config, self.length, geometry) if config.modules == "separate" else self.low
         self.update = Update(config) if config.states == 2 else None
         for name in ("init_h", "init_l")[: config.states]:
             start = lecun_(torch.empty(width), 1.0)
@@ -79,7 +123,7 @@ class Reasoner(nn.Module):
                 self.register_parameter(name, nn.Parameter(start))
             else:
                 self.register_buffer(name, start)
-        self.head = linear(width, vocab)
+        self.head = linear(width, vocab if self.symbols is None else vocab - 1)
         self.q_head: nn.Linear | None = None
         if config.halting != "none":
             self.q_head = linear(width, 2, bias=True)
@@ -153,6 +197,8 @@ class Reasoner(nn.Module):
             assert states.h is not None
             out = states.h
         logits = self.head(out[:, config.prefix :])
+        if self.symbols is not None:
+            logits = self.symbols.logits(logits)
         q_halt = q_continue = None
         if self.q_head is not None:
             with torch.autocast(kind, enabled=False) if can_autocast else nullcontext():
@@ -164,6 +210,8 @@ class Reasoner(nn.Module):
     def embedded(self, inputs: Tensor, rows: Tensor) -> Tensor:
         """Prefix and tokens, scaled: [B, prefix + tokens, width]."""
         config = self.config
+        if self.symbols is not None:
+            inputs = self.symbols.roles(inputs)
         prefix = F.pad(rows, (0, (config.prefix - 1) * config.width)).view(-1, config.prefix, config.width)
         x = torch.cat((prefix, F.embedding(inputs, self.embed)), dim=1)
         if config.positions == "learned":

@@ -79,7 +79,7 @@ def trained(cell: Cell, folder: Path) -> dict[str, Any]:
     result = files.read_json(folder / runs.RESULT)
     config = cell.config
     domain = config.data.make()
-    work = cost.flops(config.model, len(domain.vocab), domain.seq_len)
+    work = cost.flops(config.model, len(domain.vocab), domain.seq_len, domain.geometry)
     about = summary(rows, config.eval.select)
     return {
         "key": cell.key,

@@ -46,7 +46,7 @@ def updates_of(config: Config) -> int:
 def flops(config: Config) -> float:
     """All of a training: its updates, and the evaluations of averaged and online weights on the way."""
     domain, updates = config.data.make(), updates_of(config)
-    work = cost.flops(config.model.model_copy(update=FREE), len(domain.vocab), domain.seq_len)
+    work = cost.flops(config.model.model_copy(update=FREE), len(domain.vocab), domain.seq_len, domain.geometry)
     splits = len(config.eval.splits) or len(domain.splits) - 1
     sets = 1 if config.train.ema is None else 2
     evaluations = math.ceil(updates / config.train.eval_every)

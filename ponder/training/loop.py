@@ -71,7 +71,7 @@ class Speed:
 
     def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
         domain, model = dataset.domain, config.model
-        self.flops = cost.flops(model, len(domain.vocab), domain.seq_len).training
+        self.flops = cost.flops(model, len(domain.vocab), domain.seq_len, domain.geometry).training
         each = config.train.batch // config.train.accumulate // runtime.world
         self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
         self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
@@ -135,7 +135,9 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
                 # The very step that comes next, with its noise and masks, under the present weights.
                 following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
             target = losses.continue_target(following.q_halt, following.q_continue, last)
-    loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
+    loss = losses.losses(
+        step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
+    )
     (loss.total / config.train.batch).backward()
     slots.carry, slots.known = carry, None
     slots.done = halted(step, last, depth.steps, config)
@@ -318,7 +320,8 @@ def train(
 
 def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype) -> Run:
     torch.manual_seed(config.seed)
-    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).to(runtime.device).train()
+    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids, domain.geometry)
+    model = model.to(runtime.device).train()
     weights = Weights(model)
     return Run(
         config=config,

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ponder.base.errors import UserError
+from ponder.base.geometry import Geometry, Relation
 from ponder.domains.contract import (
     Arrays,
     Bools,
@@ -93,6 +94,12 @@ class Sudoku(GridDomain):
         super().__init__(params, self.size, self.size, "." + "123456789"[: self.size])
         self.boxes = BOXES[self.size]
         self.units = shape_of(self.size).units
+
+    @property
+    def geometry(self) -> Geometry:
+        rows, columns, boxes = np.split(self.units, 3)
+        relations = (Relation.units("line", [*rows, *columns]), Relation.units("box", boxes))
+        return Geometry(relations, tuple(range(FIRST, FIRST + self.size)))
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 

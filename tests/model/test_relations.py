@@ -1,0 +1,172 @@
+"""The mixer over relations and exchangeable symbols: their definition in loops, the symmetries, any size of board."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from ponder.base.errors import UserError
+from ponder.base.geometry import Geometry, Relation
+from ponder.config.schema import ModelConfig, parse
+from ponder.domains.sudoku.domain import Sudoku, SudokuParams
+from ponder.model import cost
+from ponder.model.layers import Relations, SwiGLU
+from ponder.model.reasoner import Reasoner
+
+BOARD: dict[str, Any] = {
+    "states": 1,
+    "layers": 1,
+    "width": 16,
+    "heads": 1,
+    "expansion": 3.0,
+    "inner_multiple": 8,
+    "h_cycles": 1,
+    "l_cycles": 3,
+    "h_horizon": 1,
+    "l_horizon": 3,
+    "mixer": "relations",
+    "symbols": "equivariant",
+    "positions": "none",
+    "bound": None,
+    "gate": False,
+    "post_norm": False,
+    "halting": "halt",
+}
+
+
+def sudoku(size: int) -> Sudoku:
+    return Sudoku(SudokuParams.model_validate({"size": size, "source": "generate"}))
+
+
+def made(domain: Sudoku, **changes: Any) -> Reasoner:
+    torch.manual_seed(0)
+    config = ModelConfig(**{**BOARD, **changes})
+    model = Reasoner(config, len(domain.vocab), domain.seq_len, 1, domain.geometry).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.4)
+    assert model.q_head is not None
+    model.q_head.float()  # the halting head is float32 in every precision
+    return model
+
+
+def logits(model: Reasoner, inputs: Tensor, steps: int = 2) -> tuple[Tensor, Tensor]:
+    carry = model.start(torch.zeros(len(inputs), dtype=torch.int64), torch.float64)
+    with torch.no_grad():
+        for _ in range(steps):
+            step = model(carry, inputs, torch.zeros(len(inputs), model.config.width, dtype=torch.float64))
+            carry = step.carry
+    assert step.q_halt is not None
+    return step.logits, step.q_halt
+
+
+def puzzles(domain: Sudoku, count: int = 3) -> Tensor:
+    return torch.from_numpy(domain.sample(0, count)[0].astype(np.int64))
+
+
+# Against the definition -----------------------------------------------------------------------------------------------
+
+
+def swiglu(mlp: SwiGLU, x: Tensor) -> Tensor:
+    gate, up = (mlp.up.weight @ x).chunk(2)
+    return mlp.down.weight @ (F.silu(gate) * up)
+
+
+@pytest.mark.parametrize("symbols", ["own", "equivariant"])
+def test_what_a_token_hears_is_what_its_groups_say(symbols: str) -> None:
+    geometry = Geometry(
+        (Relation.units("pair", [(0, 1), (2, 3)]), Relation.neighbours("next", 1, 4, [(0, 1)])), symbols=(1, 2, 3)
+    )
+    config = ModelConfig(**{**BOARD, "symbols": symbols, "prefix": 2})
+    kinds = 3 if symbols == "equivariant" else 1
+    torch.manual_seed(0)
+    mixer = Relations(config, 2 + 4 * kinds, geometry).double()
+    x = torch.randn(2, 2 + 4 * kinds, config.width, dtype=torch.float64)
+    out = mixer(x, mixer.weights(None))
+
+    members = {"pair": [[0, 1], [0, 1], [2, 3], [2, 3]], "next": [[1], [2], [3], []]}
+    for b in range(2):
+        everyone = swiglu(mixer.kinds["all"], x[b].sum(0) / len(x[b]) ** 0.5)  # type: ignore[arg-type]
+        assert torch.allclose(out[b, :2], everyone.expand(2, -1))
+        for cell in range(4):
+            for k in range(kinds):
+                heard = everyone
+                for name, groups in members.items():
+                    if groups[cell]:
+                        total = sum(x[b, 2 + other * kinds + k] for other in groups[cell])
+                        heard = heard + swiglu(mixer.kinds[name], total / len(groups[cell]) ** 0.5)  # type: ignore
+                if kinds > 1:
+                    whole = x[b, 2 + cell * kinds : 2 + (cell + 1) * kinds].sum(0) / kinds**0.5
+                    heard = heard + swiglu(mixer.kinds["symbols"], whole)  # type: ignore[arg-type]
+                assert torch.allclose(out[b, 2 + cell * kinds + k], heard)
+
+
+def test_neighbours_end_at_the_edge() -> None:
+    around = Relation.neighbours("around", 2, 3, [(-1, 0), (1, 0), (0, -1), (0, 1)])
+    assert around.groups == ((3, 1), (4, 0, 2), (5, 1), (0, 4), (1, 3, 5), (2, 4))
+    assert around.tells == ((0,), (1,), (2,), (3,), (4,), (5,))
+
+
+# Symmetries -----------------------------------------------------------------------------------------------------------
+
+
+def test_renaming_digits_renames_the_answer_and_nothing_else() -> None:
+    domain = sudoku(6)
+    model, inputs = made(domain), puzzles(domain)
+    named = torch.tensor([0, 1, *(2 + torch.randperm(6, generator=torch.Generator().manual_seed(1))).tolist()])
+    before, halt = logits(model, inputs)
+    after, halt_after = logits(model, named[inputs])
+    assert torch.allclose(after[..., named], before)
+    assert torch.allclose(halt_after, halt)
+    own, _ = logits(made(domain, symbols="own"), inputs)
+    own_after, _ = logits(made(domain, symbols="own"), named[inputs])
+    assert not torch.allclose(own_after[..., named], own)
+
+
+@pytest.mark.parametrize("symbols", ["own", "equivariant"])
+def test_moving_rows_of_a_band_moves_the_answer(symbols: str) -> None:
+    domain = sudoku(9)
+    model, inputs = made(domain, symbols=symbols), puzzles(domain)
+    cells = torch.arange(81).view(9, 9)
+    for order in (
+        cells[[2, 0, 1, 3, 4, 5, 6, 7, 8]].flatten(),
+        cells.t().flatten(),
+        cells[:, [3, 4, 5, 0, 1, 2, 6, 7, 8]].flatten(),
+    ):
+        assert torch.allclose(logits(model, inputs[:, order])[0], logits(model, inputs)[0][:, order])
+    torn = cells[[3, 1, 2, 0, 4, 5, 6, 7, 8]].flatten()  # rows of different bands: another puzzle
+    assert not torch.allclose(logits(model, inputs[:, torn])[0], logits(model, inputs)[0][:, torn])
+
+
+def test_the_weights_fit_every_size() -> None:
+    small, large = made(sudoku(4)), made(sudoku(9))
+    large.load_state_dict(small.state_dict())
+    assert logits(large, puzzles(sudoku(9)))[0].shape == (3, 81, 11)
+
+
+# What it costs, and what is refused -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("symbols", ["own", "equivariant"])
+def test_flops_are_what_torch_counts(symbols: str) -> None:
+    domain = sudoku(4)
+    config = ModelConfig(**{**BOARD, "symbols": symbols})
+    with torch.device("meta"):
+        model = Reasoner(config, len(domain.vocab), domain.seq_len, 1, domain.geometry).eval()
+        carry, inputs = model.start(torch.zeros(1, dtype=torch.int64)), torch.ones(1, 16, dtype=torch.int64)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            model(carry, inputs, torch.zeros(1, config.width))
+    assert cost.flops(config, len(domain.vocab), domain.seq_len, domain.geometry).inference == counter.get_total_flops()
+
+
+def test_a_domain_without_relations_or_symbols_is_refused() -> None:
+    with pytest.raises(UserError, match="mixer relations needs a domain that has relations"):
+        Reasoner(ModelConfig(**{**BOARD, "symbols": "own"}), 5, 4)
+    with pytest.raises(UserError, match="exchangeable symbols"):
+        Reasoner(ModelConfig(**BOARD), 5, 4, geometry=Geometry((Relation.units("all", [range(4)]),)))
+    with pytest.raises(UserError, match="symbols equivariant needs mixer relations"):
+        parse(ModelConfig, {**BOARD, "mixer": "mlp"})
