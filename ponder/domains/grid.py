@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from rich.text import Text
 
 from ponder.base.errors import UserError
+from ponder.base.geometry import Geometry, Relation
 from ponder.domains import spelling
 from ponder.domains.contract import PAD, Bools, Domain, Json, Misfit, Tokens, Tool, Wording
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, WRONG, svg_grid
@@ -50,6 +51,11 @@ class GridDomain(Domain):
         own = {symbol: token for symbol, token in self.answer_codes.items() if symbol not in self.marks}
         self.codes = own | {other: own[symbol] for other, symbol in self.also.items() if symbol in own} | own
         self.blank = own.get(BLANK, PAD)
+
+    @property
+    def geometry(self) -> Geometry:
+        beside = Relation.neighbours("beside", self.height, self.width, [(-1, 0), (0, -1), (0, 1), (1, 0)])
+        return Geometry((beside,))
 
     # For checkers ---------------------------------------------------------------------------------------------------
 
