@@ -41,7 +41,10 @@ class ModelConfig(Frozen):
     )
     prefix: int = Field(1, ge=1, description="positions the puzzle embedding is spread over")
     key_mask: bool = Field(False, description="attention ignores padded positions")
-    learned_init: bool = Field(True, description="initial states are parameters, not fixed buffers")
+    init: Literal["fixed", "random"] = Field(
+        "fixed", description="all examples start from the same states, or each from normal numbers that its key draws"
+    )
+    learned_init: bool = Field(True, description="fixed initial states are parameters, not buffers")
     bound: float | None = Field(0.7, gt=0, description="tau: largest relative change of z_L per update; null is off")
     gate: bool = Field(True, description="learned per-position gate on the z_L update")
     post_norm: bool = Field(True, description="normalise z_L after each update and z_H after each cycle")

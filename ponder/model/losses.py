@@ -13,11 +13,24 @@ def log_stablemax(logits: Tensor) -> Tensor:
     Taking log s(x) as +-log1p(|x|) keeps float32 within 1e-6 of float64, which not every device has. The two halves
     are split by value, not by `where`, whose gradient is not a number at x = 1, a value bfloat16 logits often have.
     """
+    above, below = _halves(logits)
+    return torch.log1p(above) - torch.log1p(-below) - _log_sum(above, below)
+
+
+def log_partition(logits: Tensor) -> Tensor:
+    """log sum s(x), over the last axis."""
+    return _log_sum(*_halves(logits)).squeeze(-1)
+
+
+def _halves(logits: Tensor) -> tuple[Tensor, Tensor]:
     x = logits.float()
     above = x.clamp(min=0)
-    below = x - above
+    return above, x - above
+
+
+def _log_sum(above: Tensor, below: Tensor) -> Tensor:
     s = (1 + above) / (1 - below)
-    return torch.log1p(above) - torch.log1p(-below) - s.sum(dim=-1, keepdim=True).log()
+    return s.sum(dim=-1, keepdim=True).log()
 
 
 @dataclass(frozen=True)
