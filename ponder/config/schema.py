@@ -106,6 +106,9 @@ class TrainConfig(Frozen):
     ema: float | None = Field(0.999, gt=0, lt=1, description="decay of the averaged weights; null is off")
     halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
     explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
+    supervise: Literal["every", "last"] = Field(
+        "every", description="the loss is taken at each ACT step, or at the last; all others then run without a graph"
+    )
     grow: Literal["none", "steps", "cycles"] = Field(
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )

@@ -71,15 +71,17 @@ class Speed:
 
     def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
         domain, model = dataset.domain, config.model
-        self.flops = cost.flops(model, len(domain.vocab), domain.seq_len).training
+        self.config, self.work = config, cost.flops(model, len(domain.vocab), domain.seq_len)
         each = config.train.batch // config.train.accumulate // runtime.world
         self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
         self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
 
-    def add_to(self, row: dict[str, Any]) -> None:
+    def add_to(self, row: dict[str, Any], depth: "Depth") -> None:
         now = time.perf_counter()
         rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
-        row |= {"example_steps_per_second": rate, "peak_fraction": rate * self.flops / self.peak}
+        more = depth.unsupervised(self.config)
+        flops = self.work.training + more * self.work.inference
+        row |= {"example_steps_per_second": rate * (1 + more), "peak_fraction": rate * flops / self.peak}
         self.at, self.update = now, row["update"]
 
 
@@ -112,6 +114,10 @@ class Depth:
         cycles = math.ceil(1 + (model.h_cycles - 1) * grown) if train.grow == "cycles" else model.h_cycles
         return Depth(steps, cycles)
 
+    def unsupervised(self, config: Config) -> int:
+        """ACT steps of an update without a graph and without a loss."""
+        return self.steps - 1 if config.train.supervise == "last" else 0
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -123,10 +129,17 @@ class Moment:
 
 
 def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runtime: Runtime, precision: str) -> Moment:
-    """Advance the slots by one ACT step, add to the gradients, and decide which examples are done."""
+    """Advance the slots by one ACT step, add to the gradients, and decide which examples are done.
+
+    Where only the last step is supervised, all steps of an example are taken here, the last one with a graph.
+    """
     rows = model.table[slots.task_ids].detach().requires_grad_()
     with runtime.autocast(precision):
-        step = model(slots.carry, slots.inputs, rows, h_cycles=depth.h_cycles)
+        carry = slots.carry
+        for _ in range(depth.unsupervised(config)):
+            with torch.no_grad():
+                carry = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles).carry
+        step = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
         carry = step.carry.detach()
         last = carry.steps >= depth.steps
         target = None
@@ -292,7 +305,7 @@ def train(
         outcome = _ending(run, updates, limits, started_at, stopping)
         if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
             row = _log_row(run, config, factor)
-            speed.add_to(row)
+            speed.add_to(row, depth)
             run.window = None
             log.write(row)
             view.row(row)
