@@ -4,11 +4,12 @@ Slots are numbered over all ranks. What enters a slot at its r-th refill is a fu
 """
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ponder.base import rng
@@ -98,6 +99,24 @@ def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: 
     slots.refills[where] += 1
     load_examples(slots, where, source, config, pool)
     slots.carry = model.reset(slots.carry, slots.done, slot_keys(slots, config))
+    if config.train.corrupt > 0:
+        slots.carry = corrupted(slots, model, config.train.corrupt)
+
+
+def corrupted(slots: Slots, model: Reasoner, share: float) -> Carry:
+    """The carry in which a share of the examples that have just come in starts from a noised answer: at the tokens,
+    z_H embeds the label, each symbol of which has become any symbol with a chance drawn for the example."""
+    carry, labels = slots.carry, slots.labels
+    chosen, level, where, which = (rng.fold(carry.key, rng.CORRUPT, use) for use in range(4))
+    noised = (rng.uniforms(where, model.tokens) < rng.uniform(level)[:, None]) & (labels != 0)
+    symbols = 1 + (rng.uniforms(which, model.tokens) * (len(model.embed) - 1)).to(torch.int64)
+    start, h = slots.done & (rng.uniform(chosen) < share), carry.states.h
+    assert h is not None
+    with torch.no_grad():
+        answer = model.scale * F.embedding(torch.where(noised, symbols, labels), model.embed)
+    tokens = torch.where(start[:, None, None], answer.to(h.dtype), h[:, model.config.prefix :])
+    h = torch.cat((h[:, : model.config.prefix], tokens), dim=1)
+    return replace(carry, states=States(h, carry.states.l))
 
 
 def slot_keys(slots: Slots, config: Config) -> Tensor:

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
-from ponder.config.resolve import Config
+from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 from ponder.model import losses
 from ponder.model.reasoner import Step
 from ponder.training.loop import Depth, Limits, gather_gradients, new_run
+from ponder.training.slots import refill
 from ponder.training.state import Run
 from tests.conftest import tiny
 from tests.training.test_train import final, rows, run, same
@@ -20,6 +22,7 @@ CPU = Runtime(torch.device("cpu"))
 PLAIN: dict[str, object] = {"dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, "max_steps": 3}
 SWITCHES: dict[str, dict[str, dict[str, object]]] = {
     "init": {"model": {"init": "random"}},
+    "corrupt": {"train": {"corrupt": 0.5}},
     "supervise": {"train": {"supervise": "last", "grow": "steps"}},
 }
 
@@ -72,3 +75,48 @@ def test_only_the_last_step_is_supervised(steps: int, dataset: Dataset) -> None:
     wanted = by_hand(fresh, answer_loss(model(carry, slots.inputs, table), slots.labels) / config.train.batch)
     assert torch.equal(found, wanted) and found.any()
     assert slots.done.all() and slots.carry.steps.tolist() == [steps] * config.train.batch
+
+
+# corrupt --------------------------------------------------------------------------------------------------------------
+
+
+def test_some_examples_start_from_a_noised_answer(dataset: Dataset) -> None:
+    """Read back from the states: which symbol each token of z_H embeds, and how often it is the label's."""
+    size = 600
+    config = tiny(model=PLAIN, train={"corrupt": 0.3, "batch": size})
+    fresh = new_run(config, dataset.domain, CPU, torch.float32)
+    refill(fresh.slots[0], fresh.model, dataset.source("train"), config, None)
+    slots, model, start = fresh.slots[0], fresh.model, fresh.model.start(fresh.slots[0].carry.key)
+    h, prefix = slots.carry.states.h, config.model.prefix
+    assert h is not None and start.states.h is not None and start.states.l is not None
+    assert torch.equal(h[:, :prefix], start.states.h[:, :prefix])
+    assert slots.carry.states.l is not None and torch.equal(slots.carry.states.l, start.states.l)
+    apart = (h != start.states.h).flatten(1).any(dim=1)
+    assert abs(float(apart.double().mean()) - 0.3) < 5 * (0.3 * 0.7 / size) ** 0.5
+    embedded = model.scale * model.embed.detach()
+    away = (h[apart, prefix:, None] - embedded).norm(dim=-1)
+    assert float(away.amin(dim=-1).max()) == 0, "a token of the state embeds no symbol"
+    symbols, labels = away.argmin(dim=-1), slots.labels[apart]
+    assert int(symbols.min()) >= 1 and set(symbols.unique().tolist()) == set(range(1, len(model.embed)))
+    kept = (symbols == labels).double().mean(dim=1)
+    # With a level drawn uniformly, about half of the symbols are replaced, and a share of those by themselves.
+    wanted = 0.5 + 0.5 / (len(model.embed) - 1)
+    assert abs(float(kept.mean()) - wanted) < 5 * float(kept.std()) / len(kept) ** 0.5
+    assert float(kept.min()) < 0.3 and float(kept.max()) == 1, "the levels should differ from example to example"
+
+
+def test_examples_under_way_are_left_alone(dataset: Dataset) -> None:
+    config = tiny(model=PLAIN, train={"corrupt": 1.0})
+    fresh, _ = one_update(config, dataset)
+    slots = fresh.slots[0]
+    slots.done, slots.known = torch.arange(config.train.batch) % 2 == 0, None
+    before, done = slots.carry.states.h, slots.done
+    refill(slots, fresh.model, dataset.source("train"), config, None)
+    assert before is not None and slots.carry.states.h is not None
+    same_rows = (slots.carry.states.h == before).flatten(1).all(dim=1)
+    assert torch.equal(same_rows, ~done)
+
+
+def test_a_model_without_states_has_none_to_corrupt() -> None:
+    with pytest.raises(UserError, match=r"train\.corrupt is about the state"):
+        resolve("sudoku-mini", "dense", {"train": {"corrupt": 0.5}})
