@@ -64,7 +64,7 @@ class Config(Frozen):
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
-        for name in ("corrupt",):
+        for name in ("corrupt", "fixpoint_weight"):
             if self.model.states == 0 and getattr(self.train, name) != TrainConfig.model_fields[name].default:
                 raise ValueError(f"train.{name} is about the state, and a model with model.states 0 has none")
         return self

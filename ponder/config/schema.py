@@ -110,6 +110,9 @@ class TrainConfig(Frozen):
         "every", description="the loss is taken at each ACT step, or at the last; all others then run without a graph"
     )
     corrupt: float = Field(0.0, ge=0, le=1, description="share of examples that start from a noised answer's embedding")
+    fixpoint_weight: float = Field(
+        0.0, ge=0, description="of the squared relative change that one more step makes to an example's final state"
+    )
     grow: Literal["none", "steps", "cycles"] = Field(
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )

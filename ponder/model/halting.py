@@ -28,11 +28,16 @@ def confidence(step: Step) -> Tensor:
 
 def residual(before: Carry, after: Carry) -> Tensor:
     """[B] |z' - z| / |z| of the whole state, z_H and z_L at all positions: 0 at a fixed point. NaN without states."""
+    return residual_squared(before, after).sqrt()
+
+
+def residual_squared(before: Carry, after: Carry) -> Tensor:
+    """[B] Its square, which has a gradient at 0 too."""
     moved = size = torch.zeros(len(after.key), device=after.key.device)
     for old, new in ((before.states.h, after.states.h), (before.states.l, after.states.l)):
         if old is not None and new is not None:
             moved, size = moved + _squared(new - old), size + _squared(old)
-    return (moved / size).sqrt()
+    return moved / size
 
 
 def _squared(z: Tensor) -> Tensor:

@@ -142,19 +142,23 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
         step = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
         carry = step.carry.detach()
         last = carry.steps >= depth.steps
-        target = None
-        if step.q_continue is not None:
-            with torch.no_grad():
+        done = halted(step, last, depth.steps, config)
+        target, settling = None, config.train.fixpoint_weight
+        if step.q_continue is not None or settling > 0:
+            with torch.set_grad_enabled(settling > 0):
                 # The very step that comes next, with its noise and masks, under the present weights.
                 following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
-            target = losses.continue_target(following.q_halt, following.q_continue, last)
+        if step.q_continue is not None:
+            target = losses.continue_target(following.q_halt, following.q_continue, last).detach()
     loss = losses.losses(step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight)
-    (loss.total / config.train.batch).backward()
-    slots.carry, slots.known = carry, None
-    slots.done = halted(step, last, depth.steps, config)
-    done = slots.done
-    sums = {
-        "loss": loss.total.detach(),
+    total, sums = loss.total, {}
+    if settling > 0:
+        moved = (halting.residual_squared(carry, following.carry) * done).sum()
+        total, sums["fixpoint_loss"] = total + settling * moved, moved.detach()
+    (total / config.train.batch).backward()
+    slots.carry, slots.done, slots.known = carry, done, None
+    sums |= {
+        "loss": total.detach(),
         "answer_loss": loss.answer,
         "halt_loss": loss.halt,
         "continue_loss": loss.cont,
@@ -375,7 +379,18 @@ def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
     count = window["updates"] * config.train.batch
     finished = max(window["finished"], 1.0)
     row: dict[str, Any] = {"kind": "train", "update": run.update}
-    for name in ("loss", "answer_loss", "halt_loss", "continue_loss", "q_halt", "norm_h", "norm_l", "ratio"):
+    means = (
+        "loss",
+        "answer_loss",
+        "halt_loss",
+        "continue_loss",
+        "fixpoint_loss",
+        "q_halt",
+        "norm_h",
+        "norm_l",
+        "ratio",
+    )
+    for name in means:
         if name in window:
             row[name] = window[name] / count
     for name in ("exact", "token", "steps"):

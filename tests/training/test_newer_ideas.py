@@ -16,6 +16,7 @@ from ponder.training.loop import Depth, Limits, gather_gradients, new_run
 from ponder.training.slots import refill
 from ponder.training.state import Run
 from tests.conftest import tiny
+from tests.support.rounding import EPS
 from tests.training.test_train import final, rows, run, same
 
 CPU = Runtime(torch.device("cpu"))
@@ -23,6 +24,7 @@ PLAIN: dict[str, object] = {"dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, 
 SWITCHES: dict[str, dict[str, dict[str, object]]] = {
     "init": {"model": {"init": "random"}},
     "corrupt": {"train": {"corrupt": 0.5}},
+    "fixpoint": {"train": {"fixpoint_weight": 0.3}},
     "supervise": {"train": {"supervise": "last", "grow": "steps"}},
 }
 
@@ -120,3 +122,26 @@ def test_examples_under_way_are_left_alone(dataset: Dataset) -> None:
 def test_a_model_without_states_has_none_to_corrupt() -> None:
     with pytest.raises(UserError, match=r"train\.corrupt is about the state"):
         resolve("sudoku-mini", "dense", {"train": {"corrupt": 0.5}})
+
+
+# fixpoint_weight ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head", ["halt", "halt+continue"])
+@pytest.mark.parametrize("budget", [1, 3])
+def test_a_final_state_that_still_moves_is_penalised(budget: int, head: str, dataset: Dataset) -> None:
+    """Added to the plain gradient: that of the weight times |f(z) - z|^2 / |z|^2, z held, of examples that end here."""
+    model = {**PLAIN, "halting": head}
+    _, plain = one_update(tiny(model=model, train={"clip": None}), dataset, Depth(budget, 2))
+    config = tiny(model=model, train={"clip": None, "fixpoint_weight": 0.7})
+    fresh, found = one_update(config, dataset, Depth(budget, 2))
+    slots = fresh.slots[0]
+    assert slots.done.all() if budget == 1 else not slots.done.any()
+    z = [s.detach() for s in (slots.carry.states.h, slots.carry.states.l) if s is not None]
+    after = fresh.model(slots.carry, slots.inputs, fresh.model.table[slots.task_ids]).carry.states
+    moved = (after.h - z[0]).flatten(1).square().sum(1) + (after.l - z[1]).flatten(1).square().sum(1)
+    size = z[0].flatten(1).square().sum(1) + z[1].flatten(1).square().sum(1)
+    more = by_hand(fresh, 0.7 * (moved / size * slots.done).sum() / config.train.batch)
+    assert bool(more.any()) == (budget == 1)
+    # Two sums in another order: what rounding does to the larger of them is all that may differ.
+    assert float((found - plain - more).abs().max()) <= 16 * EPS * float(found.abs().max())
