@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 # What a random number is for. Two uses never share a key.
-SLOT, NOISE_X, NOISE_H, NOISE_L, EXPLORE, EXPLORE_LENGTH, MASK, ORDER, INIT_H, INIT_L, EXAMPLE, CORRUPT = range(1, 13)
+SLOT, NOISE_X, NOISE_H, NOISE_L, EXPLORE, EXPLORE_LENGTH, MASK, ORDER = range(1, 9)
+INIT_H, INIT_L, EXAMPLE, CORRUPT, STATE = range(9, 14)
 
 _GOLDEN = 0x9E3779B97F4A7C15
 

@@ -113,6 +113,9 @@ class TrainConfig(Frozen):
     fixpoint_weight: float = Field(
         0.0, ge=0, description="of the squared relative change that one more step makes to an example's final state"
     )
+    winners: int = Field(
+        1, ge=1, description="states of each example; the gradient flows through the one with the lowest loss"
+    )
     grow: Literal["none", "steps", "cycles"] = Field(
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )

@@ -59,8 +59,7 @@ def losses(
     supervised = labels != 0
     count = supervised.sum(dim=-1).clamp(min=1)
     right = (logits.argmax(dim=-1) == labels) & supervised
-    picked = log_stablemax(logits).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    answer = -(torch.where(supervised, picked, 0.0).sum(dim=-1) / count).sum()
+    answer = answer_losses(logits, labels).sum()
     exact = (right.sum(dim=-1) == supervised.sum(dim=-1)) & supervised.any(dim=-1)
     halt = cont = torch.zeros_like(answer)
     if q_halt is not None:
@@ -69,6 +68,13 @@ def losses(
         cont = F.binary_cross_entropy_with_logits(q_continue, continue_target, reduction="sum")
     total = answer + halting_weight * (halt + cont)
     return Losses(total, answer.detach(), halt.detach(), cont.detach(), exact, right.sum(dim=-1) / count)
+
+
+def answer_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """[B] the stablemax cross-entropy of each answer, mean over its supervised positions."""
+    supervised = labels != 0
+    picked = log_stablemax(logits).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return -(torch.where(supervised, picked, 0.0).sum(dim=-1) / supervised.sum(dim=-1).clamp(min=1))
 
 
 def continue_target(q_halt: Tensor, q_continue: Tensor, last: Tensor) -> Tensor:

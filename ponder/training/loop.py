@@ -80,7 +80,13 @@ class Speed:
         now = time.perf_counter()
         rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
         more = depth.unsupervised(self.config)
-        flops = self.work.training + more * self.work.inference
+        states, work = self.config.train.winners, self.work
+        flops = work.training + (states * (more + 1) if states > 1 else more) * work.inference
+        if (
+            self.config.train.fixpoint_weight > 0
+        ):  # a backward pass, and a forward one unless the continue target has it
+            back = work.training - work.inference
+            flops += back - work.inference if self.config.model.halting == "halt+continue" else back + work.inference
         row |= {"example_steps_per_second": rate * (1 + more), "peak_fraction": rate * flops / self.peak}
         self.at, self.update = now, row["update"]
 
@@ -131,15 +137,20 @@ class Moment:
 def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runtime: Runtime, precision: str) -> Moment:
     """Advance the slots by one ACT step, add to the gradients, and decide which examples are done.
 
-    Where only the last step is supervised, all steps of an example are taken here, the last one with a graph.
+    Where only the last step is supervised, all steps of an example are taken here, the last one with a graph. Where an
+    example has several states, all of them advance, and the one whose answer has the lowest loss does it with a graph.
     """
     rows = model.table[slots.task_ids].detach().requires_grad_()
     with runtime.autocast(precision):
-        carry = slots.carry
-        for _ in range(depth.unsupervised(config)):
-            with torch.no_grad():
-                carry = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles).carry
-        step = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
+        before, tried = slots.carry, None
+        with torch.no_grad():
+            every = slots.wide(slots.inputs), slots.wide(rows)
+            for _ in range(depth.unsupervised(config)):
+                before = model(before, *every, h_cycles=depth.h_cycles).carry
+            if slots.states > 1:
+                tried = model(before, *every, h_cycles=depth.h_cycles)
+                before = before.take(slots.best(losses.answer_losses(tried.logits, slots.wide(slots.labels))))
+        step = model(before, slots.inputs, rows, h_cycles=depth.h_cycles)
         carry = step.carry.detach()
         last = carry.steps >= depth.steps
         done = halted(step, last, depth.steps, config)
@@ -156,7 +167,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
         moved = (halting.residual_squared(carry, following.carry) * done).sum()
         total, sums["fixpoint_loss"] = total + settling * moved, moved.detach()
     (total / config.train.batch).backward()
-    slots.carry, slots.done, slots.known = carry, done, None
+    slots.carry, slots.done, slots.known = carry if tried is None else tried.carry, done, None
     sums |= {
         "loss": total.detach(),
         "answer_loss": loss.answer,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, resolve
@@ -16,8 +17,8 @@ from ponder.training.loop import Depth, Limits, gather_gradients, new_run
 from ponder.training.slots import refill
 from ponder.training.state import Run
 from tests.conftest import tiny
-from tests.support.rounding import EPS
-from tests.training.test_train import final, rows, run, same
+from tests.support.rounding import EPS, agree, limits
+from tests.training.test_train import close, final, gradients, held_gradients, moved, rows, run, same, torchrun
 
 CPU = Runtime(torch.device("cpu"))
 PLAIN: dict[str, object] = {"dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, "max_steps": 3}
@@ -25,6 +26,11 @@ SWITCHES: dict[str, dict[str, dict[str, object]]] = {
     "init": {"model": {"init": "random"}},
     "corrupt": {"train": {"corrupt": 0.5}},
     "fixpoint": {"train": {"fixpoint_weight": 0.3}},
+    "winners": {"train": {"winners": 3}},
+    "all": {
+        "model": {"init": "random", "halting": "halt+continue"},
+        "train": {"corrupt": 0.5, "fixpoint_weight": 0.3, "winners": 2, "supervise": "last", "accumulate": 2},
+    },
     "supervise": {"train": {"supervise": "last", "grow": "steps"}},
 }
 
@@ -145,3 +151,63 @@ def test_a_final_state_that_still_moves_is_penalised(budget: int, head: str, dat
     assert bool(more.any()) == (budget == 1)
     # Two sums in another order: what rounding does to the larger of them is all that may differ.
     assert float((found - plain - more).abs().max()) <= 16 * EPS * float(found.abs().max())
+
+
+# winners --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.numeric
+def test_the_gradient_flows_through_the_state_with_the_lowest_loss(dataset: Dataset) -> None:
+    """Two updates: each example's three states advance by themselves, whichever of them wins."""
+    config = tiny(model={**PLAIN, "init": "random", "halting": "halt"}, train={"winners": 3, "clip": None, "batch": 8})
+    fresh, first = one_update(config, dataset)
+    slots, model = fresh.slots[0], fresh.model
+    assert not slots.done.any()
+    gather_gradients(fresh, dataset.source("train"), Depth(3, 2), None, CPU, "float32")
+    assert slots.carry.states.h is not None
+    found = [first, fresh.weights.grad.clone(), slots.carry.states.h.clone()]
+    keys = slots.carry.key.view(8, 3)
+    assert torch.equal(keys[:, 0], rng.slot_keys(config.seed, torch.arange(8), torch.zeros(8, dtype=torch.int64)))
+    assert len(keys.unique()) == 24
+    table, won = model.table[slots.task_ids], set()
+
+    def oracle() -> list[torch.Tensor]:
+        """Each state in a batch of its own; the winners' losses, example by example."""
+        carries, out = [model.start(keys[:, k]) for k in range(3)], []
+        for _ in range(2):
+            steps = [model(carry, slots.inputs, table) for carry in carries]
+            winner = torch.stack([per_example(step.logits, slots.labels) for step in steps]).argmin(dim=0).tolist()
+            won.update(winner)
+            total = torch.zeros(())
+            for i, k in enumerate(winner):
+                one = Step(steps[k].carry, steps[k].logits[i : i + 1], steps[k].q_halt[i : i + 1], None, None)
+                total = total + answer_loss(one, slots.labels[i : i + 1])
+            out.append(by_hand(fresh, total / 8))
+            carries = [step.carry.detach() for step in steps]
+        return [*out, torch.stack([c.states.h for c in carries if c.states.h is not None], dim=1).flatten(0, 1)]
+
+    agree(found, oracle(), limits(oracle, model.state_dict().values()))
+    assert len(won) > 1, "one state wins always: no choice to speak of"
+
+
+def per_example(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    s = torch.where(logits >= 0, logits + 1, 1 / (1 - logits))
+    p = s / s.sum(dim=-1, keepdim=True)
+    right = p.gather(-1, labels[..., None])[..., 0].log() * (labels != 0)
+    return -right.sum(dim=1) / (labels != 0).sum(dim=1)
+
+
+def test_states_that_could_not_differ_are_refused() -> None:
+    with pytest.raises(UserError, match="would be the same"):
+        tiny(model=PLAIN, train={"winners": 2})
+
+
+# Ranks ----------------------------------------------------------------------------------------------------------------
+
+
+def test_two_ranks_are_one_with_all_of_them(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
+    config = tiny(model=SWITCHES["all"]["model"], train={**SWITCHES["all"]["train"], "clip": None})
+    one = gradients(config, tmp_path / "one", data_dir)
+    torchrun(tmp_path / "two", data_dir, config, 2, "--max-updates", "1")
+    close(held_gradients(tmp_path / "two"), one, moved(config, tmp_path, data_dir))
+    assert run(config, tmp_path / "two", data_dir, Limits(updates=2)).update == 3, "one rank goes on where two stopped"
