@@ -47,6 +47,9 @@ class ModelConfig(Frozen):
     learned_init: bool = Field(True, description="fixed initial states are parameters, not buffers")
     bound: float | None = Field(0.7, gt=0, description="tau: largest relative change of z_L per update; null is off")
     gate: bool = Field(True, description="learned per-position gate on the z_L update")
+    norm: Literal["post", "pre"] = Field(
+        "post", description="of a layer: after each sum, or before each sublayer, with a learned scale on the residual"
+    )
     post_norm: bool = Field(True, description="normalise z_L after each update and z_H after each cycle")
     dropout: float = Field(0.0, ge=0, lt=1, description="core dropout, one mask per example for the whole trajectory")
     state_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on z_H and z_L, shared over positions")

@@ -157,6 +157,8 @@ class Reasoner(nn.Module):
             states, ratio = recurred.states, recurred.ratio
             assert states.h is not None
             out = states.h
+        if config.norm == "pre":
+            out = rms_norm(out)
         logits = self.head(out[:, config.prefix :])
         q_halt = q_continue = None
         if self.q_head is not None:

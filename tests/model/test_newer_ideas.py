@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from ponder.model import halting
+from ponder.model.layers import Layer
 from ponder.model.losses import log_partition
+from ponder.training.optimisers import undecayed
 from tests.support.models import advance, batch, build, small
 
 # init: random ---------------------------------------------------------------------------------------------------------
@@ -73,3 +75,36 @@ def test_residual_and_energy_are_what_they_say() -> None:
     assert float(halting.residual(carry, carry).max()) == 0
     dense = build(small("dense"))
     assert halting.residual(dense.start(b.keys), advance(dense, b).carry).isnan().all()
+
+
+# norm: pre ------------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["trm", "urm-one-state"])
+def test_the_residual_scale_keeps_states_bounded(name: str) -> None:
+    """What a plain residual stream does not do: without a norm of the state itself, it grows with every step."""
+    b = batch(2)
+    for layers in (1, 3):
+        model = build(small(name, norm="pre", layers=layers))
+        sizes = []
+        for open_ in (False, True):
+            if open_:
+                for layer in model.low.layers:
+                    assert isinstance(layer, Layer) and layer.scale is not None
+                    layer.scale.fill_(torch.inf)  # all of x stays
+            carry = model.start(b.keys)
+            for _ in range(8):
+                carry = advance(model, b, carry).carry
+            assert carry.states.h is not None
+            sizes.append(float(carry.states.h.norm(dim=-1).max()))
+        assert sizes[0] < 100 and not sizes[1] < 1000, sizes
+
+
+def test_a_block_starts_by_keeping_a_quarter_of_its_input() -> None:
+    for layers in (1, 2, 4):
+        scales = [p for n, p in build(small(norm="pre", layers=layers)).named_parameters() if n.endswith(".scale")]
+        assert len(scales) == layers
+        assert float(torch.cat(scales).detach().sigmoid().prod()) == pytest.approx(0.25)
+    model = build(small(norm="pre"))
+    assert all(undecayed(n) for n, _ in model.named_parameters() if n.endswith("scale"))
