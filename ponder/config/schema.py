@@ -33,6 +33,12 @@ class ModelConfig(Frozen):
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
     l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
+    gradient: Literal["horizon", "implicit"] = Field(
+        "horizon", description="through the cycles of the horizon, or that of a fixed point: one cycle has a graph"
+    )
+    neumann: int = Field(
+        0, ge=0, description="implicit: terms of the Neumann series beside the first; 0 is the one-step gradient"
+    )
     mixer: Literal["attention", "mlp"] = Field("attention", description="tokens mix by attention or an MLP over them")
     mlp_conv: bool = Field(False, description="depthwise convolution inside the SwiGLU (URM)")
     input_conv: bool = Field(False, description="depthwise convolution over the embedded input (ponder on ARC)")
@@ -70,6 +76,10 @@ class ModelConfig(Frozen):
                 f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "
                 f"(L {self.l_cycles}, H {self.h_cycles})"
             )
+        if self.neumann and self.gradient != "implicit":
+            raise ValueError(f"neumann {self.neumann} needs gradient implicit")
+        if self.states == 0 and self.gradient == "implicit":
+            raise ValueError("gradient implicit needs a state, and states 0 has none")
         if self.states != 2 and (self.modules == "separate" or self.gate or self.bound is not None or self.post_norm):
             raise ValueError(
                 "separate modules, gate, bound and post_norm need states 2: set modules shared, gate false, "

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ponder.base import rng
 from ponder.config.schema import ModelConfig
 from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
-from ponder.model.recurrence import Parts, States, Update, recur
+from ponder.model.recurrence import Parts, States, Update, horizon, recur
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class Reasoner(nn.Module):
     def _start_grad(self, carry: Carry) -> States:
         """Learned initial states enter the graph of the first ACT step, where the horizon lets gradients reach them."""
         states = carry.states
-        full = self.config.h_horizon == self.config.h_cycles and self.config.l_horizon == self.config.l_cycles
+        full = horizon(self.config) == (self.config.h_cycles, self.config.l_cycles)
         if not (self.learned and torch.is_grad_enabled() and full and self.config.states):
             return states
         fresh = (carry.steps == 0)[:, None, None]

@@ -31,6 +31,8 @@ SWITCHES: dict[str, dict[str, dict[str, object]]] = {
         "model": {"init": "random", "halting": "halt+continue"},
         "train": {"corrupt": 0.5, "fixpoint_weight": 0.3, "winners": 2, "supervise": "last", "accumulate": 2},
     },
+    "pre-norm": {"model": {"norm": "pre"}},
+    "implicit": {"model": {"gradient": "implicit", "neumann": 2}},
     "supervise": {"train": {"supervise": "last", "grow": "steps"}},
 }
 
