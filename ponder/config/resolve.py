@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
@@ -61,6 +61,19 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     train: TrainConfig
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for name in ("corrupt", "fixpoint_weight", "winners"):
+            if self.model.states == 0 and getattr(self.train, name) != TrainConfig.model_fields[name].default:
+                raise ValueError(f"train.{name} is about the state, and a model with model.states 0 has none")
+        model = self.model
+        if self.train.winners > 1 and model.init == "fixed" and not model.noise + model.dropout + model.state_dropout:
+            raise ValueError(
+                f"train.winners {self.train.winners}: all states of an example would be the same; set model.init to "
+                f"random, or noise or dropout"
+            )
+        return self
 
     def flat(self) -> dict[str, Any]:
         """Plain data that `resolve` of the same version reads back."""

@@ -33,6 +33,12 @@ class ModelConfig(Frozen):
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
     l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
+    gradient: Literal["horizon", "implicit"] = Field(
+        "horizon", description="through the cycles of the horizon, or that of a fixed point: one cycle has a graph"
+    )
+    neumann: int = Field(
+        0, ge=0, description="implicit: terms of the Neumann series beside the first; 0 is the one-step gradient"
+    )
     mixer: Literal["attention", "mlp", "relations"] = Field(
         "attention",
         description="tokens mix by attention, an MLP over them, or along the domain's relations (rows, columns, boxes)",
@@ -47,9 +53,15 @@ class ModelConfig(Frozen):
     )
     prefix: int = Field(1, ge=1, description="positions the puzzle embedding is spread over")
     key_mask: bool = Field(False, description="attention ignores padded positions")
-    learned_init: bool = Field(True, description="initial states are parameters, not fixed buffers")
+    init: Literal["fixed", "random"] = Field(
+        "fixed", description="all examples start from the same states, or each from normal numbers that its key draws"
+    )
+    learned_init: bool = Field(True, description="fixed initial states are parameters, not buffers")
     bound: float | None = Field(0.7, gt=0, description="tau: largest relative change of z_L per update; null is off")
     gate: bool = Field(True, description="learned per-position gate on the z_L update")
+    norm: Literal["post", "pre"] = Field(
+        "post", description="of a layer: after each sum, or before each sublayer, with a learned scale on the residual"
+    )
     post_norm: bool = Field(True, description="normalise z_L after each update and z_H after each cycle")
     dropout: float = Field(0.0, ge=0, lt=1, description="core dropout, one mask per example for the whole trajectory")
     state_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on z_H and z_L, shared over positions")
@@ -70,6 +82,10 @@ class ModelConfig(Frozen):
                 f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "
                 f"(L {self.l_cycles}, H {self.h_cycles})"
             )
+        if self.neumann and self.gradient != "implicit":
+            raise ValueError(f"neumann {self.neumann} needs gradient implicit")
+        if self.states == 0 and self.gradient == "implicit":
+            raise ValueError("gradient implicit needs a state, and states 0 has none")
         if self.states != 2 and (self.modules == "separate" or self.gate or self.bound is not None or self.post_norm):
             raise ValueError(
                 "separate modules, gate, bound and post_norm need states 2: set modules shared, gate false, "
@@ -119,6 +135,16 @@ class TrainConfig(Frozen):
     )
     halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
     explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
+    supervise: Literal["every", "last"] = Field(
+        "every", description="the loss is taken at each ACT step, or at the last; all others then run without a graph"
+    )
+    corrupt: float = Field(0.0, ge=0, le=1, description="share of examples that start from a noised answer's embedding")
+    fixpoint_weight: float = Field(
+        0.0, ge=0, description="of the squared relative change that one more step makes to an example's final state"
+    )
+    winners: int = Field(
+        1, ge=1, description="states of each example; the gradient flows through the one with the lowest loss"
+    )
     grow: Literal["none", "steps", "cycles"] = Field(
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )

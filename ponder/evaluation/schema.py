@@ -313,14 +313,12 @@ class SearchPlan:
     steps: int
     noise: float
     seed: int = 0
-    select: Literal["checker", "confidence"] = "checker"
+    select: Literal["checker", "confidence", "first-halt", "residual", "energy"] = "checker"
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("steps", self.steps)):
             if value < 1:
                 raise UserError(f"{name} {value} is too small: give at least 1")
-        if self.restarts > 1 and self.noise <= 0:
-            raise UserError(f"noise {self.noise:g} would make all restarts the same: give a positive rate")
 
     @property
     def total(self) -> int:

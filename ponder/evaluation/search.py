@@ -1,7 +1,8 @@
-"""Verified search (beyond the paper): noisy restarts of one puzzle in parallel, until the checker accepts an answer.
+"""Search (beyond the paper): restarts of one puzzle in parallel, and a rule that says which answer counts.
 
-Checking an answer is cheaper than finding it, so that a model that is right sometimes becomes one that is right nearly
-always, at a price that is reported: ACT steps, summed over all restarts.
+The first rule is the checker's: the restarts end when it accepts an answer. Checking is cheaper than finding, so that a
+model that is right sometimes becomes one that is right nearly always, at a price that is reported: ACT steps, summed
+over all restarts.
 """
 
 import math
@@ -71,11 +72,10 @@ def search(
     `numbers` name the puzzles, so that the noise of one does not depend on which others are searched.
 
     By checker: all restarts of a puzzle end at the step at which one is accepted (several at once: the lowest); without
-    any, the last answer of restart 0 stays. By confidence: all run to the end, and the answer is the one of which the
-    halting head was most confident, over all restarts and steps.
+    any, the last answer of restart 0 stays. The other rules are in RULES and `_scores`; among equals the lowest
+    restart and the earliest step count.
     """
-    if plan.select == "checker" and (why := unverifiable(domain)):
-        raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
+    _possible(model, domain, plan)
     count, room = len(inputs), max(1, slots // plan.restarts)
     task_ids = np.zeros(count, dtype=np.int64) if task_ids is None else task_ids
     keys = restart_keys(plan.seed, np.arange(count) if numbers is None else numbers, plan.restarts)
@@ -93,7 +93,7 @@ def search(
         accepted=np.zeros(count, dtype=np.bool_),
         compute=np.zeros(count, dtype=np.int64),
     )
-    ended, entered = np.zeros(count, dtype=np.bool_), 0
+    ended, entered, best = np.zeros(count, dtype=np.bool_), 0, np.full(count, -np.inf, dtype=np.float32)
     while not ended.all():
         while entered < count and entered - ended.sum() < room:
             for side in sides:
@@ -102,10 +102,11 @@ def search(
         for side in sides:
             seen, _ = side.engine.advance()
             for restart in range(side.first, side.first + side.width):
-                _choose(out, seen, side, restart, plan.select)
+                _choose(out, best, seen, side, restart, plan.select)
         inside = np.flatnonzero(~ended[:entered])
         out.compute[inside] += plan.restarts
-        over = inside[out.accepted[inside] | (out.compute[inside] == plan.restarts * sides[0].engine.budget)]
+        found = out.accepted[inside] if plan.select != "first-halt" else out.steps[inside] > 0
+        over = inside[found | (out.compute[inside] == plan.restarts * sides[0].engine.budget)]
         for side in sides:
             side.leave(over)
         ended[over] = True
@@ -128,12 +129,38 @@ class _Side:
         self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
 
 
-def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: str) -> None:
+def _possible(model: Reasoner, domain: Domain, plan: SearchPlan) -> None:
+    if plan.select == "checker" and (why := unverifiable(domain)):
+        raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
+    if plan.select == "first-halt" and model.config.halting == "none":
+        raise UserError("select first-halt needs a halting head and this model has none: select by confidence")
+    if plan.select == "residual" and model.config.states == 0:
+        raise UserError("select residual needs a state and this model has none: select by confidence")
+    if plan.restarts > 1 and plan.noise <= 0 and model.config.init == "fixed":
+        raise UserError(f"noise {plan.noise:g} would make all restarts the same: give a positive rate")
+
+
+def _scores(seen: Seen, budget: int, select: str) -> Floats:
+    """How good each answer is by the rule, the higher the better; not a number where the rule does not look at it."""
+    last = seen.steps == budget
+    score, looked = {
+        "confidence": (seen.confidence, np.ones_like(last)),
+        "first-halt": (seen.confidence, seen.halts | last),
+        "residual": (-seen.residual, last),
+        "energy": (-seen.energy, last),
+    }[select]
+    out: Floats = np.where(looked, np.where(np.isnan(score), -np.inf, score), np.nan).astype(np.float32)
+    return out
+
+
+def _choose(out: Found, best: Floats, seen: Seen, side: _Side, restart: int, select: str) -> None:
     """Let this restart's answers replace, in `out`, those that they beat."""
     rows = np.flatnonzero(seen.tickets % side.width == restart - side.first)
     puzzles = seen.tickets[rows] // side.width
-    if select == "confidence":
-        better = seen.confidence[rows] > out.confidence[puzzles]
+    if select != "checker":
+        score = _scores(seen, side.engine.budget, select)[rows]
+        better = (score > best[puzzles]) | (~np.isnan(score) & (out.steps[puzzles] == 0))
+        best[puzzles[better]] = score[better]
     else:
         assert seen.accepted is not None
         # Restart 0 comes first in each step, and its answer stands until another is accepted.
@@ -154,6 +181,10 @@ def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: str) -> N
 RULES = {
     "checker": "all restarts of a puzzle end at the first step at which the checker accepts an answer",
     "confidence": "all restarts run to the end; the answer is the one with the highest halting logit",
+    "first-halt": "all restarts of a puzzle end at the first step at which the halting head stops one, or at the last; "
+    "of those that end there, the most confident answers",
+    "residual": "all restarts run to the end; the answer is of the one whose state moved least in its last step",
+    "energy": "all restarts run to the end; the answer is of the one whose last logits have the lowest energy",
 }
 
 
@@ -190,8 +221,12 @@ def report(what: Subject, plan: SearchPlan, totals: Sequence[int] | None = None,
             split = replace(plan, restarts=restarts, steps=max(1, total // restarts))
             if split.total <= total and split not in points:
                 points[split] = searched(split)
-    plain = Engine(what.model, what.domain, policy=Full(), budget=plan.steps, **rest).run(batch.inputs, batch.task_ids)
+    plain = Engine(what.model, what.domain, policy=Full(), budget=plan.steps, **rest).run(
+        batch.inputs, batch.task_ids, restart_keys(plan.seed, what.index, 1)[:, 0]
+    )
     noise = "Restart 0 has no noise, the others have state noise"
+    if what.model.config.init == "random":
+        noise += "; each has an initial state of its own"
     return SearchResult(
         **what.measurement(f"{noise}; {RULES[plan.select]}. Compute: ACT steps of all restarts."),
         plan=plan,

@@ -82,6 +82,8 @@ def export(where: str | Path, file: Path, batch: int | None = None) -> dict[str,
         raise UserError(f"{file} does not end in .onnx: give the graph a name like {file.name or 'model'}.onnx")
     if not file.parent.is_dir():
         raise UserError(f"cannot write {file}: there is no folder {file.parent}")
+    if opened.model.config.init == "random":
+        raise UserError(f"{where} starts from random states, which the graph does not draw: export one with init fixed")
     about = describe(opened, batch)
     size = TRACED if batch is None else batch
     carry = opened.model.start(torch.zeros(size, dtype=torch.int64))

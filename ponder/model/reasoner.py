@@ -14,7 +14,7 @@ from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
-from ponder.model.recurrence import Parts, States, Update, recur
+from ponder.model.recurrence import Parts, States, Update, horizon, recur
 
 
 @dataclass(frozen=True)
@@ -117,9 +117,10 @@ class Reasoner(nn.Module):
         self.low = Block(config, self.length, geometry)
         self.high = Block(config, self.length, geometry) if config.modules == "separate" else self.low
         self.update = Update(config) if config.states == 2 else None
+        self.learned = config.learned_init and config.init == "fixed"
         for name in ("init_h", "init_l")[: config.states]:
             start = lecun_(torch.empty(width), 1.0)
-            if config.learned_init:
+            if self.learned:
                 self.register_parameter(name, nn.Parameter(start))
             else:
                 self.register_buffer(name, start)
@@ -136,22 +137,26 @@ class Reasoner(nn.Module):
 
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:
         """A fresh carry, one slot for each key."""
-        size = (len(key), self.length, self.config.width)
-        made = [
-            getattr(self, name).detach().to(dtype).expand(size).contiguous() if n < self.config.states else None
-            for n, name in enumerate(("init_h", "init_l"))
-        ]
+        made = [self._fresh(n, key, dtype).contiguous() if n < self.config.states else None for n in range(2)]
         return Carry(States(*made), torch.zeros_like(key), key)
 
     def reset(self, carry: Carry, where: Tensor, key: Tensor) -> Carry:
         """Slots with `where` true start over with the given keys; the others stay as they are."""
         spot = where[:, None, None]
         states = [
-            None if old is None else torch.where(spot, getattr(self, name).detach().to(old.dtype), old)
-            for name, old in (("init_h", carry.states.h), ("init_l", carry.states.l))
+            None if old is None else torch.where(spot, self._fresh(n, key, old.dtype), old)
+            for n, old in enumerate((carry.states.h, carry.states.l))
         ]
         steps = torch.where(where, torch.zeros_like(carry.steps), carry.steps)
         return Carry(States(*states), steps, torch.where(where, key, carry.key))
+
+    def _fresh(self, n: int, key: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, length, width] where z_H (0) or z_L (1) starts: the same for all, or what an example's key draws."""
+        size = (self.length, self.config.width)
+        if self.config.init == "random":
+            return rng.normal(rng.fold(key, (rng.INIT_H, rng.INIT_L)[n]), size, dtype)
+        start: Tensor = getattr(self, ("init_h", "init_l")[n])
+        return start.detach().to(dtype).expand(len(key), *size)
 
     # One ACT step ---------------------------------------------------------------------------------------------------
 
@@ -196,6 +201,8 @@ class Reasoner(nn.Module):
             states, ratio = recurred.states, recurred.ratio
             assert states.h is not None
             out = states.h
+        if config.norm == "pre":
+            out = rms_norm(out)
         logits = self.head(out[:, config.prefix :])
         if self.symbols is not None:
             logits = self.symbols.logits(logits)
@@ -240,8 +247,8 @@ class Reasoner(nn.Module):
     def _start_grad(self, carry: Carry) -> States:
         """Learned initial states enter the graph of the first ACT step, where the horizon lets gradients reach them."""
         states = carry.states
-        full = self.config.h_horizon == self.config.h_cycles and self.config.l_horizon == self.config.l_cycles
-        if not (self.config.learned_init and torch.is_grad_enabled() and full and self.config.states):
+        full = horizon(self.config) == (self.config.h_cycles, self.config.l_cycles)
+        if not (self.learned and torch.is_grad_enabled() and full and self.config.states):
             return states
         fresh = (carry.steps == 0)[:, None, None]
         grown = [
