@@ -66,10 +66,17 @@ class ModelConfig(Frozen):
     dropout: float = Field(0.0, ge=0, lt=1, description="core dropout, one mask per example for the whole trajectory")
     state_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on z_H and z_L, shared over positions")
     noise: float = Field(0.0, ge=0, description="eta: noise per element, relative to the norm, each ACT step")
-    halting: Literal["none", "halt", "halt+continue"] = Field(
-        "halt+continue", description="no head; one that learns whether the answer is right; and one for going on (HRM)"
+    halting: Literal["none", "halt", "halt+continue", "asked"] = Field(
+        "halt+continue",
+        description="no head; one that learns whether the answer is right; and one for going on (HRM); asked: the "
+        "puzzle says how many ACT steps it takes, and each is supervised by what it should come to (Life)",
     )
     max_steps: int = Field(16, ge=1, description="ACT budget while training, and the default when evaluating")
+
+    @property
+    def head(self) -> bool:
+        """Whether there is a halting head, whose logit says how sure the model is."""
+        return self.halting.startswith("halt")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

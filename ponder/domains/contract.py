@@ -176,6 +176,10 @@ class Domain(ABC):
         """What belongs together on the board, for models that mix along it."""
         return NO_GEOMETRY
 
+    def path(self, inputs: Tokens, steps: int) -> Tokens:
+        """[n, steps, seq_len] the answers after 1, 2, ... of the steps that puzzles ask for; the last one stays."""
+        raise UserError(f"{self.name} has no steps of its own to follow: set model.halting to halt")
+
     # From rules to arrays -------------------------------------------------------------------------------------------
 
     def generate(self, rng: np.random.Generator, count: int) -> tuple[Tokens, Tokens]:

@@ -31,7 +31,7 @@ def all_policies(
 ) -> list[Policy]:
     """Every policy that this model and this domain allow, the main protocol first."""
     out: list[Policy] = [Full()]
-    if model.config.halting != "none":
+    if model.config.head:
         out += [Halt(), *(Halt(threshold) for threshold in thresholds)]
     if model.config.states:
         out += [*(Stable(steps) for steps in stable), *(Settled(residual) for residual in residuals)]

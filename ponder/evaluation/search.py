@@ -132,7 +132,7 @@ class _Side:
 def _possible(model: Reasoner, domain: Domain, plan: SearchPlan) -> None:
     if plan.select == "checker" and (why := unverifiable(domain)):
         raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
-    if plan.select == "first-halt" and model.config.halting == "none":
+    if plan.select == "first-halt" and not model.config.head:
         raise UserError("select first-halt needs a halting head and this model has none: select by confidence")
     if plan.select == "residual" and model.config.states == 0:
         raise UserError("select residual needs a state and this model has none: select by confidence")

@@ -239,7 +239,7 @@ class Engine:
                 raise UserError(f"{name} {value} is too small: give at least 1")
         if self.policy.checks and not domain.checkable:
             raise UserError(f"policy {self.policy.name!r} needs a checker and {domain.name} has none: choose another")
-        if isinstance(self.policy, Halt) and config.halting == "none":
+        if isinstance(self.policy, Halt) and not config.head:
             raise UserError(f"policy {self.policy.name!r} needs a halting head and this model has none: choose another")
         if isinstance(self.policy, Settled) and config.states == 0:
             raise UserError(f"policy {self.policy.name!r} needs a state and this model has none: choose another")
@@ -290,7 +290,9 @@ class Engine:
             energy=halting.energy(step).cpu().numpy(),
             accepted=accepted if self.policy.checks else None,
         )
-        done = self.policy.done(seen) | (steps >= self.budget)
+        # A puzzle that asks for so many steps gets them, neither more nor fewer, unless all are to run to the budget.
+        asked = self.model.asked is not None and not isinstance(self.policy, Full)
+        done = (seen.halts if asked else self.policy.done(seen)) | (steps >= self.budget)
         self.slot_steps += len(batch)
         self.batch = _Batch(step.carry, batch.x, batch.rows, batch.tickets, batch.inputs, answers, unchanged, accepted)
         self._keep(~done)

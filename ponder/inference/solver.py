@@ -99,7 +99,7 @@ class Solver:
         return Engine(self.opened.model, self.domain, slots, policy, self.steps)
 
     def thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
-        head = self.opened.model.config.halting != "none"
+        head = self.opened.model.config.head
         confidence = float(stats.probability(seen.confidence[row])) if head else float("nan")
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]

@@ -134,7 +134,7 @@ def _once(config: ModelConfig, model: Reasoner) -> int:
     """FLOPs of an ACT step outside the recurrence: input convolution, head, halting head."""
     conv = 2 * 3 * model.length * config.width if config.input_conv else 0
     head = 2 * (model.length - config.prefix) * config.width * model.head.out_features
-    return conv + head + (2 * config.width * 2 if config.halting != "none" else 0)
+    return conv + head + (2 * config.width * 2 if config.head else 0)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,9 @@ from ponder.model.reasoner import Carry, Step
 
 def halts(step: Step) -> Tensor:
     """[B] where the halting head would stop: halting beats going on, or is likelier than not where the model has no
-    logit for going on. Nowhere without a halting head."""
+    logit for going on. Without a head: where the puzzle asks for no more steps, or nowhere."""
+    if step.over is not None:
+        return step.over
     if step.q_halt is None:
         return torch.zeros(len(step.logits), dtype=torch.bool, device=step.logits.device)
     return step.q_halt > (0 if step.q_continue is None else step.q_continue)

@@ -414,15 +414,17 @@ class Relations(nn.Module):
         self.prefix = config.prefix
         self.symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
         self.tokens = tokens = (length - config.prefix) // self.symbols
-        groups = [group for relation in geometry.relations for group in relation.groups]
-        tells = [told for relation in geometry.relations for told in relation.tells]
         self.counts: dict[str, int] = {}
         for relation in geometry.relations:
             self.counts[relation.name] = self.counts.get(relation.name, 0) + len(relation.groups)
-        gather, tell = torch.zeros(len(groups), tokens), torch.zeros(tokens, len(groups))
-        for i, (group, told) in enumerate(zip(groups, tells, strict=True)):
-            gather[i, list(group)] = len(group) ** -0.5 if group else 0.0
-            tell[list(told), i] = 1.0
+        groups = sum(self.counts.values())
+        gather, tell, i = torch.zeros(groups, tokens), torch.zeros(tokens, groups), 0
+        for relation in geometry.relations:
+            largest = max(map(len, relation.groups))  # one scale for all: a cell at the edge counts as others do
+            for group, told in zip(relation.groups, relation.tells, strict=True):
+                gather[i, list(group)] = largest**-0.5
+                tell[list(told), i] = 1.0
+                i += 1
         self.register_buffer("gather", gather, persistent=False)
         self.register_buffer("tell", tell, persistent=False)
         kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "all"]

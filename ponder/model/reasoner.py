@@ -47,6 +47,8 @@ class Step:
     q_continue: Tensor | None
     ratio: Tensor | None
     """[B, positions, 1] relative size of the last proposed z_L change, where the bound computes it."""
+    over: Tensor | None = None
+    """[B] whether all steps were taken that the puzzle asks for; None where halting is learned."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,25 @@ class Symbols(nn.Module):
         return full
 
 
+class Asked(nn.Module):
+    """How many steps a puzzle asks for, read from its digits."""
+
+    position: Tensor
+    power: Tensor
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        if not geometry.asked:
+            raise UserError("halting asked needs a domain whose puzzles ask for steps (life); set model.halting")
+        self.zero = geometry.zero
+        powers = [10**i for i in reversed(range(len(geometry.asked)))]
+        for name, value in (("position", geometry.asked), ("power", powers)):
+            self.register_buffer(name, torch.tensor(value), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return ((inputs[:, self.position] - self.zero) * self.power).sum(dim=1)
+
+
 class Reasoner(nn.Module):
     init_h: Tensor
     init_l: Tensor
@@ -114,6 +135,7 @@ class Reasoner(nn.Module):
         if config.positions == "learned":
             self.position = nn.Parameter(lecun_(torch.empty(self.length, width), 1 / self.scale))
         self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
+        self.asked = Asked(geometry) if config.halting == "asked" else None
         self.low = Block(config, self.length, geometry)
         self.high = Block(config, self.length, geometry) if config.modules == "separate" else self.low
         self.update = Update(config) if config.states == 2 else None
@@ -126,7 +148,7 @@ class Reasoner(nn.Module):
                 self.register_buffer(name, start)
         self.head = linear(width, vocab if self.symbols is None else vocab - 1)
         self.q_head: nn.Linear | None = None
-        if config.halting != "none":
+        if config.head:
             self.q_head = linear(width, 2, bias=True)
             nn.init.zeros_(self.q_head.weight.data)
             nn.init.constant_(self.q_head.bias.data, -5.0)
@@ -179,6 +201,8 @@ class Reasoner(nn.Module):
         can_autocast = torch.amp.is_autocast_available(kind)  # not on every device: the meta device cannot
         dtype = torch.get_autocast_dtype(kind) if can_autocast and torch.is_autocast_enabled(kind) else x.dtype
         x = x.to(dtype)
+        if self.asked is not None:
+            x = x * (carry.steps == 0)[:, None, None]  # after the first step the board is in the state
         states = self._start_grad(carry)
         eta = noise if noise is not None else config.noise if self.training else 0.0
         if eta > 0:
@@ -199,6 +223,9 @@ class Reasoner(nn.Module):
         else:
             recurred = recur(self._parts(carry.key, context, masks, dtype), states, x, config, h_cycles)
             states, ratio = recurred.states, recurred.ratio
+            if self.asked is not None:
+                over = carry.steps >= self.asked(inputs)
+                states = States(_kept(carry.states.h, states.h, over), _kept(carry.states.l, states.l, over))
             assert states.h is not None
             out = states.h
         if config.norm == "pre":
@@ -212,7 +239,9 @@ class Reasoner(nn.Module):
                 q = self.q_head(out[:, 0].float())
             q_halt = q[:, 0]
             q_continue = q[:, 1] if config.halting == "halt+continue" else None
-        return Step(Carry(states, carry.steps + 1, carry.key), logits, q_halt, q_continue, ratio)
+        after = Carry(states, carry.steps + 1, carry.key)
+        over = None if self.asked is None else after.steps >= self.asked(inputs)
+        return Step(after, logits, q_halt, q_continue, ratio, over)
 
     def embedded(self, inputs: Tensor, rows: Tensor) -> Tensor:
         """Prefix and tokens, scaled: [B, prefix + tokens, width]."""
@@ -284,6 +313,10 @@ class Reasoner(nn.Module):
             drop_h=drop_h,
             drop_l=drop_l,
         )
+
+
+def _kept(old: Tensor | None, new: Tensor | None, over: Tensor) -> Tensor | None:
+    return None if old is None or new is None else torch.where(over[:, None, None], old, new)
 
 
 def _same(z: Tensor) -> Tensor:

@@ -152,7 +152,7 @@ def measure(config: Config, after: After, examples: int, folder: Path, data_dir:
 
 def profile(model: Reasoner, dataset: Dataset, split: str, how: Settings, here: Runtime) -> dict[str, Any]:
     """One split at every forced step, and each example's verdict at the training budget and at the end."""
-    domain, source, head = dataset.domain, dataset.source(split), model.config.halting != "none"
+    domain, source, head = dataset.domain, dataset.source(split), model.config.head
     votes = isinstance(source, ArcEvaluation)  # all of them count
     measured = evaluate_split(model, domain, source, replace(how, limit=None) if votes else how, here)
     records, arc = measured.records, {}

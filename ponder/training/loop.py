@@ -153,6 +153,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
                 before = before.take(
                     slots.best(losses.answer_losses(tried.logits, slots.wide(slots.labels), config.train.loss))
                 )
+        labels = slots.due(slots.carry.steps)
         step = model(before, slots.inputs, rows, h_cycles=depth.h_cycles)
         carry = step.carry.detach()
         last = carry.steps >= depth.steps
@@ -165,7 +166,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
         if step.q_continue is not None:
             target = losses.continue_target(following.q_halt, following.q_continue, last).detach()
     loss = losses.losses(
-        step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
+        step.logits, labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
     )
     total, sums = loss.total, {}
     if settling > 0:
@@ -361,7 +362,9 @@ def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype
         optimiser=AdamAtan2(weights, config.train),
         average=Average(weights, config.train.ema) if config.train.ema is not None else None,
         table=PuzzleTable(model, config.train),
-        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
+        slots=make_slots(
+            config, model, domain.seq_len, runtime, dtype, domain.path if config.model.halting == "asked" else None
+        ),
     )
 
 

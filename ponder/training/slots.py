@@ -3,6 +3,7 @@
 Slots are numbered over all ranks. What enters a slot at its r-th refill is a function of (seed, slot, r).
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -16,7 +17,7 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
-from ponder.domains.contract import Source
+from ponder.domains.contract import Source, Tokens
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 
@@ -36,8 +37,17 @@ class Slots:
     task_ids: Tensor
     done: Tensor
     """Which slots take a new example before the next step."""
+    path: Tensor | None = None
+    """[slots, steps, tokens] what each step should come to, where steps have answers of their own."""
+    path_of: Callable[[Tokens, int], Tokens] | None = None
     known: Bools | None = None
     """The same on the host, once it has been read there: a device is not asked twice."""
+
+    def due(self, done: Tensor) -> Tensor:
+        """[slots, tokens] the labels of the step after those that were `done`."""
+        if self.path is None:
+            return self.labels
+        return self.path[torch.arange(len(done), device=done.device), done]
 
     @property
     def states(self) -> int:
@@ -54,7 +64,14 @@ class Slots:
         return each.argmin(dim=1) + self.states * torch.arange(len(each), device=losses.device)
 
 
-def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, dtype: torch.dtype) -> list[Slots]:
+def make_slots(
+    config: Config,
+    model: Reasoner,
+    tokens: int,
+    runtime: Runtime,
+    dtype: torch.dtype,
+    path_of: Callable[[Tokens, int], Tokens] | None = None,
+) -> list[Slots]:
     """This rank's slots, one group for each micro-step that has its own."""
     train = config.train
     groups = train.accumulate if train.accumulation == "independent" else 1
@@ -79,6 +96,8 @@ def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, d
                 labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
                 task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
                 done=torch.ones(size, dtype=torch.bool, device=runtime.device),
+                path_of=path_of,
+                path=None if path_of is None else torch.zeros(size, config.model.max_steps, tokens, dtype=torch.int64),
                 known=np.ones(size, dtype=np.bool_),
             )
         )
@@ -103,6 +122,10 @@ def load_examples(slots: Slots, where: Ints, source: Source, config: Config, poo
     for name in ("inputs", "labels", "task_ids"):
         value = np.concatenate([getattr(batch, name) for batch in batches])
         getattr(slots, name)[at] = torch.from_numpy(value).to(device, torch.int64)
+    if slots.path is not None and slots.path_of is not None:
+        inputs = np.concatenate([batch.inputs for batch in batches])
+        path = torch.from_numpy(slots.path_of(inputs, slots.path.shape[1]))
+        slots.path = slots.path.to(device).index_copy(0, at, path.to(device, torch.int64))
 
 
 def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
