@@ -74,7 +74,8 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
         config = configuration.from_flat(stored)
         domain = config.data.make()
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
-    missing = model.load_state_dict(tensors, strict=False)
+    derived = {name for name, _ in model.named_buffers()} - {*model.kept_buffers()}
+    missing = model.load_state_dict({k: v for k, v in tensors.items() if k not in derived}, strict=False)
     shared = [k for k in missing.missing_keys if not k.startswith("high.") or model.high is not model.low]
     if shared or missing.unexpected_keys:
         raise UserError(f"{path} does not fit its own configuration: {(shared + missing.unexpected_keys)[0]}")

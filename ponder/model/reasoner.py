@@ -155,6 +155,11 @@ class Reasoner(nn.Module):
         # The puzzle table has an optimiser of its own and may be gigabytes: a buffer, whose rows are gathered.
         self.register_buffer("table", torch.zeros(task_ids, width))
 
+    def kept_buffers(self) -> dict[str, Tensor]:
+        """Those that are learned or drawn; the rest follows from the configuration and the puzzle's geometry."""
+        kept = self.state_dict()
+        return {name: buffer for name, buffer in self.named_buffers() if name in kept}
+
     # The carry ------------------------------------------------------------------------------------------------------
 
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:

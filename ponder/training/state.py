@@ -56,7 +56,7 @@ class Run:
             )
         runtime.barrier()
         if runtime.main:
-            buffers = {n: b for n, b in self.model.named_buffers() if n != "table"}
+            buffers = {n: b for n, b in self.model.kept_buffers().items() if n != "table"}
             online = {**self.weights.named(self.weights.value), **buffers, "table": self.model.table}
             checkpoint.write_tensors(part, "weights", online)
             if self.average is not None:
@@ -85,7 +85,7 @@ class Run:
     def load(self, saved: checkpoint.Checkpoint, source: Source) -> None:
         online = saved.tensors("weights")
         self.weights.load(self.weights.value, online)
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self.model.kept_buffers().items():
             buffer.copy_(online[name])
         held = saved.tensors("optimiser")
         self.weights.load(self.optimiser.m, {k[2:]: v for k, v in held.items() if k.startswith("m.")})
