@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 
 def folder_for(root: Path, config: DataConfig) -> Path:
     """Where a dataset belongs: its name says the domain and a hash of what determines its bytes."""
-    identity = json.dumps(config.flat(), sort_keys=True).encode()
+    identity = json.dumps(config.stored().flat(), sort_keys=True).encode()
     return root / f"{config.domain}-{hashlib.sha256(identity).hexdigest()[:10]}"
 
 
@@ -72,7 +72,7 @@ def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str
     progress("writing", len(arrays_of), len(arrays_of))
     manifest = {
         "version": VERSION,
-        "data": config.flat(),
+        "data": config.stored().flat(),
         "vocab": list(domain.vocab),
         "seq_len": domain.seq_len,
         "counts": {split: len(arrays["inputs"]) for split, arrays in splits.items()},

@@ -32,6 +32,7 @@ class DataConfig(Frozen):
 
     domain: str = Field(description="which kind of puzzle")
     seed: int = Field(0, description="of what is generated, drawn or split off")
+    augment: bool = Field(False, description="training examples under a symmetry of the domain, another each epoch")
     params: SerializeAsAny[Params]
 
     @model_validator(mode="before")
@@ -41,15 +42,20 @@ class DataConfig(Frozen):
             return value
         name = str(value.get("domain"))
         domain = registry.find(name)
-        rest = {k: v for k, v in value.items() if k not in ("domain", "seed")}
-        parsed = parse(domain.Params, rest, "data")
-        return {"domain": name, "seed": value.get("seed", 0), "params": parsed}
+        own = {k: v for k, v in value.items() if k in ("domain", "seed", "augment")}
+        parsed = parse(domain.Params, {k: v for k, v in value.items() if k not in own}, "data")
+        return {"seed": 0, **own, "params": parsed}
+
+    def stored(self) -> "DataConfig":
+        """What determines a dataset's bytes: symmetries on the fly are applied to the same files."""
+        return self.model_copy(update={"augment": False})
 
     def make(self) -> Domain:
         return registry.find(self.domain)(self.params)
 
     def flat(self) -> dict[str, Any]:
-        return {"domain": self.domain, "seed": self.seed, **self.params.model_dump(mode="json")}
+        augment = {"augment": True} if self.augment else {}
+        return {"domain": self.domain, "seed": self.seed, **augment, **self.params.model_dump(mode="json")}
 
 
 class Config(Frozen):

@@ -13,8 +13,17 @@ from rich.text import Text
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Relation
 from ponder.domains import spelling
-from ponder.domains.contract import PAD, Bools, Domain, Json, Misfit, Tokens, Tool, Wording
+from ponder.domains.contract import PAD, Bools, Domain, Ints, Json, Misfit, Tokens, Tool, Wording
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, WRONG, svg_grid
+
+
+def turned(height: int, width: int, rng: np.random.Generator) -> Ints:
+    """The cells of a grid in the order of one of its images: mirrored and, where it is a square, turned."""
+    cells = np.arange(height * width).reshape(height, width)
+    down, across, over = rng.integers(2, size=3)
+    cells = cells[:: -1 if down else 1, :: -1 if across else 1]
+    return (cells.T if over and height == width else cells).ravel()
+
 
 BLANK = "."
 BLANKS = dict.fromkeys(("", " ", "_", "-", "*", "?", "x", "X", "none", "None", "null"), BLANK)

@@ -23,7 +23,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime, carry_dtype, compile_for, matmul_peak, precision_for
 from ponder.config.resolve import Config
 from ponder.data import Dataset
-from ponder.domains.contract import Domain, Source
+from ponder.domains.contract import Augmented, Domain, Source
 from ponder.evaluation.records import Settings, final_scores, run_split
 from ponder.model import cost, halting, losses
 from ponder.model.layers import compile_blocks
@@ -277,6 +277,8 @@ def train(
     """Train in `folder`, from its newest checkpoint if it has one."""
     began = time.perf_counter()
     domain, source = dataset.domain, dataset.source("train")
+    if config.data.augment:
+        source = Augmented(source, domain, config.seed)
     updates = total_updates(config, len(source))
     precision = precision_for(config.train.precision, runtime.device)
     run = new_run(config, domain, runtime, carry_dtype(precision))

@@ -24,6 +24,7 @@ CPU = Runtime(torch.device("cpu"))
 PLAIN: dict[str, object] = {"dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, "max_steps": 3}
 SWITCHES: dict[str, dict[str, dict[str, object]]] = {
     "init": {"model": {"init": "random"}},
+    "augment": {"data": {"augment": True}},
     "corrupt": {"train": {"corrupt": 0.5}},
     "fixpoint": {"train": {"fixpoint_weight": 0.3}},
     "winners": {"train": {"winners": 3}},

@@ -18,13 +18,14 @@ from ponder.domains.contract import (
     Misfit,
     Progress,
     Split,
+    Symmetry,
     Tokens,
     Tool,
     Wording,
     silent,
 )
 from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
-from ponder.domains.grid import json_rows, row_wording, rows_schema
+from ponder.domains.grid import json_rows, row_wording, rows_schema, turned
 from ponder.domains.life import boards as life_boards
 from ponder.domains.life import generate as life_generate
 from ponder.domains.life.boards import ALIVE, DEAD, MAX_STEPS, ZERO, Boards, Examples
@@ -93,6 +94,13 @@ class Life(Domain):
         around = tuple(neighbours(*cell) for cell in cells)
         told = tuple((row * (side + 1) + column,) for row, column in cells)
         return Geometry((Relation("around", around, told),), asked=(self.seq_len - 2, self.seq_len - 1), zero=ZERO)
+
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        height, width = self._read(inputs)[0].shape
+        places = np.arange(height * (width + 1)).reshape(height, width + 1)[:, :width].ravel()
+        order = np.arange(self.seq_len)
+        order[places] = places[turned(height, width, rng)]
+        return Symmetry(order)
 
     def path(self, inputs: Tokens, steps: int) -> Tokens:
         boards, asked, _ = life_boards.decode(inputs, self.params.max_side)

@@ -19,6 +19,7 @@ from ponder.domains.contract import (
     Params,
     Progress,
     Split,
+    Symmetry,
     Tokens,
     Tool,
     rng_for,
@@ -26,7 +27,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
-from ponder.domains.grid import GridDomain, fit_size, rows_schema
+from ponder.domains.grid import GridDomain, fit_size, rows_schema, turned
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
 from ponder.domains.maze.generate import generate_chunk
 from ponder.domains.maze.paths import (
@@ -144,6 +145,9 @@ class Maze(GridDomain):
 
     def __init__(self, params: MazeParams) -> None:
         super().__init__(params, params.height, params.width, "#.SGo")
+
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        return Symmetry(turned(self.height, self.width, rng))
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 

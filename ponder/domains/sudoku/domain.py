@@ -17,6 +17,7 @@ from ponder.domains.contract import (
     Params,
     Progress,
     Split,
+    Symmetry,
     Tokens,
     Tool,
     Wording,
@@ -100,6 +101,20 @@ class Sudoku(GridDomain):
         rows, columns, boxes = np.split(self.units, 3)
         relations = (Relation.units("line", [*rows, *columns]), Relation.units("box", boxes))
         return Geometry(relations, tuple(range(FIRST, FIRST + self.size)))
+
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        """Digits renamed, rows moved within their band, bands moved, columns likewise, and the board transposed."""
+        high, wide = BOXES[self.size]
+        lines = [
+            np.concatenate([band * depth + rng.permutation(depth) for band in rng.permutation(self.size // depth)])
+            for depth in (high, wide)
+        ]
+        cells = np.arange(self.seq_len).reshape(self.size, self.size)[np.ix_(*lines)]
+        if high == wide and rng.integers(2):
+            cells = cells.T
+        rename = np.arange(len(self.vocab), dtype=np.uint8)
+        rename[FIRST:] = FIRST + rng.permutation(self.size)
+        return Symmetry(cells.ravel(), rename)
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
