@@ -74,6 +74,10 @@ class Config(Frozen):
             if self.model.states == 0 and getattr(self.train, name) != TrainConfig.model_fields[name].default:
                 raise ValueError(f"train.{name} is about the state, and a model with model.states 0 has none")
         model = self.model
+        if model.symbols == "equivariant" and self.train.corrupt:
+            raise ValueError("train.corrupt embeds answers, which model.symbols equivariant has no embedding for")
+        if model.halting == "asked" and (self.train.supervise != "every" or self.train.winners > 1):
+            raise ValueError("model.halting asked has an answer for every step: set train.supervise every, winners 1")
         if self.train.winners > 1 and model.init == "fixed" and not model.noise + model.dropout + model.state_dropout:
             raise ValueError(
                 f"train.winners {self.train.winners}: all states of an example would be the same; set model.init to "

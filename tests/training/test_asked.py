@@ -123,6 +123,12 @@ def test_a_puzzle_gets_the_steps_it_asks_for(dataset: Dataset) -> None:
     assert full.steps.tolist() == [6, 6, 6]
 
 
+@pytest.mark.parametrize("train", [{"supervise": "last"}, {"winners": 2}])
+def test_what_skips_steps_is_refused(train: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="halting asked has an answer for every step"):
+        life(train=train)
+
+
 def test_domains_without_steps_are_refused() -> None:
     config = resolve("sudoku-mini", "ponder-rule")
     with pytest.raises(UserError, match="halting asked needs a domain whose puzzles ask for steps"):
