@@ -52,7 +52,11 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("puzzles", nargs="*", metavar="PUZZLE", help="text or JSON; - reads one a line from stdin")
     parser.add_argument("--file", type=Path, metavar="F", help="one puzzle a line, text or JSON")
     parser.add_argument("--random", type=int, nargs="?", const=-1, metavar="SEED", help="make a puzzle to solve")
-    parser.add_argument("--fallback", choices=("exact",), help="let a classical solver answer where the model fails")
+    parser.add_argument(
+        "--fallback",
+        choices=("exact", "guided"),
+        help="let a classical solver answer where the model fails; guided: by the model's logits",
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="ACT steps at most (default: 4 times the training's)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, errors too")
     parser.add_argument("--trace", action="store_true", help="with --json: the answer after every step")

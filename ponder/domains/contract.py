@@ -158,6 +158,16 @@ class Augmented:
         return Batch(inputs, labels, batch.task_ids)
 
 
+@dataclass(frozen=True)
+class Guided:
+    """What a guided search found and what it took."""
+
+    answer: Tokens | None
+    guesses: int
+    unguided: int
+    """Guesses of the same search without guidance."""
+
+
 class Domain(ABC):
     """One kind of puzzle. An instance is a domain at given parameters (board size, number of operands, ...)."""
 
@@ -308,6 +318,10 @@ class Domain(ABC):
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         """Up to `limit` right answers by a classical method; empty when there is none."""
         raise UserError(f"{self.name} has no exact solver")
+
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
+        """A right answer by a complete search that tries first what a model's logits, [seq_len, symbols], say."""
+        raise UserError(f"{self.name} has no search to be guided")
 
     # Looking at it --------------------------------------------------------------------------------------------------
 

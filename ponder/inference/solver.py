@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ponder.base import stats
@@ -21,8 +22,8 @@ class Unsolvable(UserError):
 
 
 def _possible(steps: int | None, fallback: str | None) -> None:
-    if fallback not in (None, "exact"):
-        raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+    if fallback not in (None, "exact", "guided"):
+        raise UserError(f"fallback {fallback!r} is unknown: give 'exact' or 'guided', or leave it out")
     if steps is not None and steps < 1:
         raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
 
@@ -35,7 +36,7 @@ class Solver:
         model: str | Path,
         steps: int | None = None,
         device: str = "cpu",
-        fallback: Literal["exact"] | None = None,
+        fallback: Literal["exact", "guided"] | None = None,
     ) -> None:
         _possible(steps, fallback)
         self.opened = open_weights(model, device=torch.device(device))
@@ -43,6 +44,8 @@ class Solver:
             raise UserError(f"{model} was imported and names no domain: evaluate it with `ponder eval --domain`")
         if fallback is not None and not self.opened.domain.exact:
             raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
+        if fallback == "guided" and type(self.opened.domain).guided is Domain.guided:
+            raise UserError(f"{self.opened.domain.name} has no search to be guided: give fallback 'exact'")
         self.name = self.opened.name
         self.domain: Domain = self.opened.domain
         self.steps = 4 * self.opened.model.config.max_steps if steps is None else steps
@@ -105,6 +108,18 @@ class Solver:
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
 
+    @torch.no_grad()
+    def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
+        """[tokens, symbols] what the model says of one puzzle after so many steps."""
+        model = self.opened.model
+        device = model.table.device
+        carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
+        for _ in range(steps):
+            step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
+            carry = step.carry
+        out: npt.NDArray[np.float32] = step.logits[0].float().cpu().numpy()
+        return out
+
     def answer(self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None) -> Answer:
         """The last thought as an answer, or the exact one where that is refused and `fallback` (or the solver's) asks
         for it; and what there is to say about it."""
@@ -117,8 +132,14 @@ class Solver:
                 notes.append("this puzzle has no solution")
             elif not verified:
                 notes.append(f"the model's answer is wrong: {self.domain.explain(inputs, last.answer)}")
-                if known and (fallback or self.fallback) == "exact":
+                if known and (fallback or self.fallback):
                     tokens, by = known[0], "exact"
+                    if (fallback or self.fallback) == "guided":
+                        found = self.domain.guided(inputs, self.logits(inputs, last.step))
+                        assert found.answer is not None
+                        tokens = found.answer
+                        took = f"{found.guesses} guesses, {found.unguided} without guidance"
+                        notes.append(f"found by a search that its logits guide ({took})")
                     verified = bool(self.domain.check(inputs[None], tokens[None])[0])
             if len(known) > 1:
                 notes.append("several solutions exist" + (", this is one of them" if verified else ""))
@@ -144,7 +165,7 @@ class Shelf:
         models: Sequence[str] | None = None,
         device: str = "cpu",
         steps: int | None = None,
-        fallback: Literal["exact"] | None = None,
+        fallback: Literal["exact", "guided"] | None = None,
     ) -> None:
         _possible(steps, fallback)  # here too: below, what cannot be opened is a model's fault
         self.places = {Path(m).name: m for m in (zoo_names() if models is None else models)}

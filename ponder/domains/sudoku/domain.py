@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from ponder.base.errors import UserError
@@ -13,6 +14,7 @@ from ponder.base.geometry import Geometry, Relation
 from ponder.domains.contract import (
     Arrays,
     Bools,
+    Guided,
     Json,
     Params,
     Progress,
@@ -27,7 +29,7 @@ from ponder.domains.contract import (
 )
 from ponder.domains.grid import GridDomain, row_wording, rows_schema
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
-from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, shape_of, solve, unit_name
+from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, guided, shape_of, solve, unit_name
 
 REPO = "sapientinc/sudoku-extreme"
 COLUMNS = ("source", "question", "answer", "rating")
@@ -248,6 +250,10 @@ class Sudoku(GridDomain):
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         return solve(self.size, inputs, limit)
+
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
+        answer, guesses = guided(self.size, inputs, logits)
+        return Guided(answer, guesses, guided(self.size, inputs, None)[1])
 
     # For language models --------------------------------------------------------------------------------------------
 
