@@ -3,7 +3,8 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from ponder.base.errors import UserError
 STATE = "state.json"
 OWN = "sha256"
 """Where the state holds its own hash, taken of all the rest."""
+RESTORE = "restore it from a copy, or start over with --fresh"
+"""What to do about a part of a run that is lost."""
 
 
 @dataclass(frozen=True)
@@ -83,14 +86,37 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state)
 
 
-def newest(folder: Path, complain: Any = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole. Broken ones are named to `complain` and passed over."""
+def newest(folder: Path, complain: Callable[[str], None] | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None where there is none at all. Broken ones are named to `complain` and
+    passed over; that all are broken is an error."""
+    broken = list[UserError]()
     for path in reversed(listed(folder)):
         try:
-            return read(path)
-        except (UserError, SafetensorError) as error:
-            if complain is not None:
-                complain(f"{error}; using the one before")
+            saved = read(path)
+        except UserError as error:
+            broken.append(error)
+            continue
+        if complain is not None:
+            for each in broken:
+                complain(f"{each}; using the one before")
+        return saved
+    if broken:
+        raise UserError(f"no checkpoint in {folder} is whole ({'; '.join(map(str, broken))}): {RESTORE}")
+    return None
+
+
+def restore(run: Path) -> None:
+    """Undo in a run folder what was killed between two renames: `best` and the checkpoints get their names back."""
+    for old in (*run.glob(".best.old"), *(run / "checkpoints").glob(".u*.old")):
+        files.restore(old.with_name(old.name[1 : -len(".old")]))
+
+
+def recall(run: Path, *names: str) -> tuple[Any, ...] | None:
+    """What a run knows of its surroundings, from its newest checkpoint. An older ponder left it to environment.json."""
+    for file in (*(path / STATE for path in reversed(listed(run / "checkpoints"))), run / "environment.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = files.read_json(file)
+            return tuple(known[name] for name in names)
     return None
 
 

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import NamedTuple
 
 from ponder import __version__
-from ponder.base.errors import UserError, handed_over, unknown
+from ponder.base.errors import UserError, disk_in_words, handed_over, unknown
 
 
 class Verb(NamedTuple):
@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif words[0] not in VERBS:
             raise unknown("verb", words[0], VERBS)
         else:
-            VERBS[words[0]].main(words[1:])
+            with disk_in_words():
+                VERBS[words[0]].main(words[1:])
     except UserError as error:
         if not handed_over(error):
             print(f"ponder: {error}", file=sys.stderr)

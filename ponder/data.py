@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from ponder.base import files
 from ponder.base.console import Bar
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import FULL, UserError, unknown
 from ponder.config.resolve import DataConfig, parse_overrides, resolve
 from ponder.domains.contract import Arrays, Domain, Progress, Source, silent
 
@@ -49,7 +49,7 @@ def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress =
             raise UserError(
                 f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir"
             ) from None
-        if error.errno in files.FULL:
+        if error.errno in FULL:
             raise UserError(f"the disk of {root} is full: free some space or choose --data-dir") from None
         raise
     return path

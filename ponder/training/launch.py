@@ -4,18 +4,18 @@ Two processes of one thread do more than one of two: each has whole layers to it
 threads meet in every operation. A busy neighbour then costs its share of a core instead of stopping both.
 """
 
-import json
 import logging
 import os
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ponder import checkpoint
 from ponder.base import cores
 from ponder.base.errors import LAUNCHED, UserError
 from ponder.config.resolve import Config
@@ -86,10 +86,8 @@ def work(config: Config, updates: int) -> float:
 
 def before(folder: Path) -> Layout | None:
     """The layout of the run that a folder holds: going on with it gives the same bits."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-        return Layout(int(stored["ranks"]), int(stored["threads"]))
-    return None
+    known = checkpoint.recall(folder, "ranks", "threads")
+    return None if known is None else Layout(*map(int, known))
 
 
 def launch(words: Sequence[str], layout: Layout) -> None:

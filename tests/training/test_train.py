@@ -344,7 +344,7 @@ def test_what_would_fail_later_fails_first(dataset: Dataset, data_dir: Path, tmp
     with pytest.raises(UserError, match="not a run folder"):
         open_folder(tmp_path / "c", tiny())
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot use"):
         open_folder(tmp_path / "file" / "run", tiny())
 
 
