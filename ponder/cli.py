@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if not handed_over(error):
             print(f"ponder: {error}", file=sys.stderr)
-        return 2
+        return error.code
     except BrokenPipeError:
         sys.stderr.close()
         return 1

@@ -17,6 +17,15 @@ LAUNCHED = "PONDER_LAUNCHED"
 class UserError(Exception):
     """Something the user gave is wrong. The message says what was given, what is allowed and what to do."""
 
+    code = 2
+    """What the process ends with."""
+
+
+class RankLost(UserError):
+    """Another process of this training is gone. Whoever started both should rather say why that one ended."""
+
+    code = 3
+
 
 def needs_extra(what: str, extra: str) -> UserError:
     """The error for an import that failed because an optional dependency is not installed."""

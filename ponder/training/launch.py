@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ponder import checkpoint
 from ponder.base import cores
-from ponder.base.errors import LAUNCHED, UserError
+from ponder.base.errors import LAUNCHED, RankLost, UserError
 from ponder.config.resolve import Config
 from ponder.model.cost import applications
 
@@ -123,14 +123,16 @@ def _why(failures: "Sequence[ProcessFailure]") -> str:
     """The cause among what several processes say: a mistake that has words, else who was killed, else what broke. That
     the others lost their connection is no news."""
     told = {f.exitcode: m["message"] for f in failures if isinstance(m := f.error_file_data.get("message"), dict)}
-    if 2 in told:
-        return str(told[2])
+    if UserError.code in told:
+        return str(told[UserError.code])
     killed = [f.exitcode for f in failures if f.exitcode < 0]
     if killed:
         return (
             f"a training process was killed (signal {-killed[0]}; too little memory?): the same command goes on from "
             f"the last checkpoint, with --processes 1 in less memory"
         )
+    if len(told) > 1:
+        told.pop(RankLost.code, None)
     print(*told.values(), sep="\n", file=sys.stderr)
     return "a training process failed as shown above; --processes 1 trains in one"
 
