@@ -30,8 +30,9 @@ class Checkpoint:
     """Plain data: update, metrics so far, ... and `files`, the hashes of the tensors' files."""
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        loaded: dict[str, Tensor] = load_file(self.path / f"{name}.safetensors")
-        return loaded
+        if not self.has(name):
+            raise UserError(f"checkpoint {self.path} is incomplete (it has no {name}.safetensors)")
+        return read_tensors(self.path / f"{name}.safetensors")
 
     def has(self, name: str) -> bool:
         return f"{name}.safetensors" in self.state["files"]
@@ -46,6 +47,14 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Non
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"cannot write {file} ({reason}): is the disk full? Checkpoints before it are whole") from None
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        loaded: dict[str, Tensor] = load_file(file)
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({str(error).splitlines()[0]}): restore it from a copy") from None
+    return loaded
 
 
 def aside(target: Path) -> Path:
@@ -72,8 +81,9 @@ def read(path: Path) -> Checkpoint:
     files.restore(path)
     try:
         state = files.read_json(path / STATE)
-        hashes = state["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        hashes = {str(name): str(known) for name, known in state["files"].items() if Path(name).name == name}
+        _ = int(state["update"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
     if OWN in state and _own_hash(state) != state[OWN]:
         raise UserError(f"checkpoint file {path / STATE} was edited (its hash does not match)")

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from ponder.base.errors import FULL
+from ponder.base.errors import FULL, UserError
 
 # One file -------------------------------------------------------------------------------------------------------------
 
@@ -65,6 +65,17 @@ def write_json(path: Path, value: Any) -> None:
 
 def read_json(path: Path) -> Any:
     return json.loads(path.read_bytes())
+
+
+def read_object(path: Path, do: str) -> dict[str, Any]:
+    """A file of names and values. `do`: what to do about one that is something else."""
+    try:
+        value = read_json(path)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({str(error).partition(';')[0]}): {do}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (it holds no names and values): {do}")
+    return value
 
 
 def sha256(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 
@@ -43,6 +44,7 @@ def train_in(
     if not here.main:
         return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
     _refuse_foreign(folder, "--fresh leaves it alone: " if fresh else "")
+    above = [parent for parent in folder.parents if not parent.exists()]
     with files.locked(folder / LOCK, PATIENCE) as ours:
         if not ours:
             by = files.holder(folder / LOCK) or "a process that just ended"
@@ -53,6 +55,9 @@ def train_in(
         except (UserError, OSError):
             if made and not _began(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    for parent in above:
+                        parent.rmdir()
             raise
 
 
@@ -173,11 +178,9 @@ def open_folder(folder: Path, config: Config) -> None:
 
 def read_config(folder: Path) -> Config:
     try:
-        return configuration.from_flat(files.read_json(folder / CONFIG))
+        return configuration.from_flat(files.read_object(folder / CONFIG, checkpoint.RESTORE))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
-    except ValueError:
-        raise UserError(f"{folder / CONFIG} is damaged") from None
 
 
 def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
