@@ -3,8 +3,10 @@
 import ctypes
 import os
 import platform
+import re
 import subprocess
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ponder.base.errors import UserError
+from ponder.base.errors import RankLost, UserError
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Runtime:
         for dtype in {t.dtype for t in tensors}:
             same = [t for t in tensors if t.dtype == dtype]
             flat = torch.cat([t.reshape(-1) for t in same])
-            dist.all_reduce(flat)
+            with self._meeting():
+                dist.all_reduce(flat)
             for t, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
                 t.copy_(part.view_as(t))
 
@@ -49,19 +52,34 @@ class Runtime:
         if self.world == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.world)]
-        dist.all_gather(parts, tensor.contiguous())
+        with self._meeting():
+            dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
 
     def gather_objects(self, value: Any) -> list[Any]:
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
+        with self._meeting():
+            dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            with self._meeting():
+                dist.barrier()
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """A rank that survives another ends too, and says so."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = re.sub(r"^\[\S+\] ", "", str(error)).splitlines()[0].partition(". This is")[0]
+            raise RankLost(
+                f"rank {self.rank} of {self.world} ends because another rank is gone ({why}): the same command goes on "
+                f"from the last checkpoint"
+            ) from None
 
     def close(self) -> None:
         if self.world > 1:

@@ -80,6 +80,8 @@ def main(args: Sequence[str]) -> None:
             say(each, drawn=asked.watch)
             failed |= isinstance(each, Failure) or each.verified is False
         write_pictures(asked, found)
+    if not say.count:
+        raise _no_puzzle(first)
     if failed:
         raise SystemExit(1)
 
@@ -107,12 +109,16 @@ def gather(asked: argparse.Namespace, shelf: Shelf, wanted: str, first: Solver) 
         print(f"random puzzle of {first.name}; again with --random {seed}", file=sys.stderr)
         sources.append([first.domain.format(first.domain.sample(seed, 1)[0][0])])
     if not sources:
-        example = first.domain.format(first.domain.sample(0, 1)[0][0])
-        raise UserError(f"no puzzle: give one, - for stdin, --file F or --random; {first.name} reads {example!r}")
+        raise _no_puzzle(first)
     drawn = [option for option in ("gif", "svg") if getattr(asked, option) is not None]
     if drawn and (len(sources) > 1 or "-" in words or asked.file is not None):
         raise UserError(f"--{drawn[0]} draws one puzzle: give just one on the command line, or --random")
     return (_puzzle(line) for line in chain.from_iterable(sources) if line.strip())
+
+
+def _no_puzzle(solver: Solver) -> UserError:
+    example = solver.domain.format(solver.domain.sample(0, 1)[0][0])
+    return UserError(f"no puzzle: give one, - for stdin, --file F or --random; {solver.name} reads {example!r}")
 
 
 def _reads(shelf: Shelf, wanted: str, puzzle: str) -> bool:
@@ -139,7 +145,7 @@ def _puzzle(line: str) -> str | Json:
     if line.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return line
     return line.strip("\r\n")
 

@@ -27,11 +27,15 @@ WITHOUT_EFFECT = ("train.save_every", "train.data_workers", "train.trackers")
 training (log_every, eval.examples)."""
 
 
+LONGEST = 1000
+"""Characters of a value on the command line."""
+
+
 class DataConfig(Frozen):
     """In YAML and on the command line the domain's own parameters stand beside `domain` and `seed`."""
 
     domain: str = Field(description="which kind of puzzle")
-    seed: int = Field(0, description="of what is generated, drawn or split off")
+    seed: int = Field(0, ge=0, description="of what is generated, drawn or split off")
     augment: bool = Field(False, description="training examples under a symmetry of the domain, another each epoch")
     params: SerializeAsAny[Params]
 
@@ -141,7 +145,10 @@ def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) ->
     parent, recipe = data.pop("extends", None), data.pop("recipe", None)
     if parent:
         data = merge(_read(folder, parent, kind, plain), data)
+    if not isinstance(recipe, Mapping | None):
+        raise UserError(f"recipe: should hold keys and values, got {recipe!r}")
     if recipe and plain:
+        recipe = dict(recipe)
         model = model_preset(recipe.pop("model"), data.get("scale", "paper")) if "model" in recipe else {}
         data = merge(merge(data, model), recipe)
     return data
@@ -226,7 +233,11 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         *parents, last = key.replace("-", "_").split(".")
         for part in parents:
             at = at.setdefault(part, {})
-        at[last] = _value(text)
+            if not isinstance(at, dict):
+                raise UserError(f"--{key} goes on where an option before it gave a value: leave out one of them")
+        if isinstance(at.get(last), dict):
+            raise UserError(f"--{key} gives a value to what an option before it goes on from: leave out one of them")
+        at[last] = _value(key, text)
     return out
 
 
@@ -241,11 +252,15 @@ def _nearest_path(key: str) -> str | None:
     return near[0] if near else None
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
+    if len(text) > LONGEST:
+        raise UserError(f"--{key} has a value of {len(text)} characters: at most {LONGEST} are possible")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    except (ValueError, RecursionError):  # a date that is none, brackets in brackets
+        raise UserError(f"--{key} has a value that cannot be read: {text}") from None
     if isinstance(value, str):
         try:
             return float(value)  # YAML reads 3e-4 as text

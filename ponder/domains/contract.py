@@ -48,7 +48,7 @@ def silent(what: str, done: int, total: int) -> None:
 class Params(BaseModel):
     """A domain's own parameters. Strict and frozen: a mistyped key is an error before anything is written."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Sizes(Params):

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Stored(Frozen):
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True, allow_inf_nan=True)
 
     def as_data(self) -> dict[str, Any]:
         """As it is written."""

@@ -1,5 +1,6 @@
 """The tables and figures of `ponder eval`, `policies` and `search`, from what they wrote down alone."""
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ponder.base import files
 from ponder.base.console import percent
 from ponder.evaluation.schema import (
     ArcScore,
@@ -47,7 +49,9 @@ def figure(path: Path, count: int = 1, size: tuple[float, float] = (8, 5), dpi: 
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8)
-    made.savefig(path, dpi=dpi)
+    drawn = io.BytesIO()
+    made.savefig(drawn, format=path.suffix[1:], dpi=dpi)
+    files.write(path, drawn.getvalue())
     plt.close(made)
 
 

@@ -3,15 +3,17 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ConfigDict, Field
 
 from ponder import checkpoint
 from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
-from ponder.config.schema import ModelConfig
+from ponder.config.schema import Frozen, ModelConfig, parse
 from ponder.domains.contract import Domain
 from ponder.model.reasoner import Reasoner
 
@@ -56,15 +58,15 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
         path = zoo[str(where)]
     run, saved = _locate(path)
-    stored = files.read_json(run / "config.json")
+    stored = _settings(run)
     if saved is not None:
         chosen = "ema" if weights == "ema" and saved.has("ema") else "weights"
         tensors, sha256 = saved.tensors(chosen), saved.state["files"][f"{chosen}.safetensors"]
     else:
-        from safetensors.torch import load_file
-
         file = run / "weights.safetensors"
-        tensors, sha256 = load_file(file), files.sha256(file)
+        tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
+    if "table" not in tensors or tensors["table"].ndim != 2:
+        raise UserError(f"{path} does not fit its own configuration: table")
     if stored.get("kind") == "imported":
         config, domain = None, None
         model = Reasoner(
@@ -74,15 +76,37 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
         config = configuration.from_flat(stored)
         domain = config.data.make()
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
-    derived = {name for name, _ in model.named_buffers()} - {*model.kept_buffers()}
-    missing = model.load_state_dict({k: v for k, v in tensors.items() if k not in derived}, strict=False)
-    shared = [k for k in missing.missing_keys if not k.startswith("high.") or model.high is not model.low]
-    if shared or missing.unexpected_keys:
-        raise UserError(f"{path} does not fit its own configuration: {(shared + missing.unexpected_keys)[0]}")
+    wanted = model.state_dict()
+    derived = {name for name, _ in model.named_buffers()} - wanted.keys()
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in derived}
+    shared = {name for name in wanted if name.startswith("high.") and model.high is model.low}
+    wrong = [name for name in wanted if name in tensors and tensors[name].shape != wanted[name].shape]
+    wrong += [*(wanted.keys() - tensors.keys() - shared), *(tensors.keys() - wanted.keys())]
+    if wrong:
+        raise UserError(f"{path} does not fit its own configuration: {wrong[0]}")
+    model.load_state_dict(tensors, strict=False)
     model.eval().requires_grad_(False)
     if device is not None:
         model = model.to(device)
     return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256)
+
+
+class Imported(Frozen):
+    """What the configuration of an imported folder says of its model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: ModelConfig
+    vocab: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    task_ids: int = Field(ge=1)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    stored = files.read_object(run / "config.json", "restore it from a copy")
+    if stored.get("kind") == "imported":
+        parse(Imported, stored, str(run / "config.json"))
+    return stored
 
 
 def _locate(path: Path) -> tuple[Path, checkpoint.Checkpoint | None]:

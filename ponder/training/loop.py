@@ -288,12 +288,14 @@ def train(
         compile_blocks(model)
 
     # Resume, or find out now what would fail later
-    checkpoints = folder / "checkpoints"
+    checkpoints, best = folder / "checkpoints", folder / "best"
     log = Log(folder / "metrics.jsonl", runtime)
     saved = checkpoint.newest(checkpoints, view.say if runtime.main else None)
     if saved is not None:
         run.load(saved, source)
-    log.cut_after(run.update if saved is not None else -1)
+        run.best = _kept(best, run.best, view)
+    log.go_on(saved)
+    surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads()}
     splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
     if "val" not in splits:
         splits.append("val")  # checkpoints are chosen on it
@@ -342,9 +344,10 @@ def train(
             score = row["ema"].get("val", {}).get(config.eval.select)
             if score is not None and (run.best is None or score > run.best["score"]):
                 run.best = {"update": run.update, "score": score}
-                run.save(folder / "best", runtime, everything=False)
+                run.save(best, runtime, surroundings, everything=False)
         if run.update % config.train.save_every == 0 or outcome is not None:
-            run.save(checkpoints / f"u{run.update:09d}", runtime)
+            about = {**surroundings, "log": log.covered()}
+            run.save(checkpoints / f"u{run.update:09d}", runtime, about)
             if runtime.main:
                 checkpoint.prune(checkpoints, keep=2)
     if pool is not None:
@@ -368,6 +371,20 @@ def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype
             config, model, domain.seq_len, runtime, dtype, domain.path if config.model.halting == "asked" else None
         ),
     )
+
+
+def _kept(folder: Path, best: dict[str, Any] | None, view: View) -> dict[str, Any] | None:
+    """What a run knows of its best checkpoint, as far as it is there: a damaged one is an error."""
+    if best is None:
+        return None
+    if not folder.exists():
+        view.say(f"{folder} is gone: the best of the evaluations to come takes its place")
+        return None
+    try:
+        checkpoint.read(folder)
+    except UserError as error:
+        raise UserError(f"{error}: restore it from a copy, or delete {folder} to go on without it") from None
+    return best
 
 
 def total_updates(config: Config, examples: int) -> int:

@@ -1,6 +1,7 @@
 """Everything that changes while training, and how a checkpoint holds it."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,8 +43,9 @@ class Run:
             return self.weights.value, self.model.table
         return self.average.value, self.table.averaged(self.update)
 
-    def save(self, folder: Path, runtime: Runtime, everything: bool = True) -> None:
-        """Write a checkpoint. `everything` adds what resuming needs to what evaluating needs."""
+    def save(self, folder: Path, runtime: Runtime, about: Mapping[str, Any], everything: bool = True) -> None:
+        """Write a checkpoint. `about`: what it should say of its surroundings. `everything` adds what resuming needs to
+        what evaluating needs."""
         part = checkpoint.aside(folder)
         if runtime.main:
             shutil.rmtree(part, ignore_errors=True)
@@ -68,7 +70,7 @@ class Run:
                 if self.table.ema is not None:
                     named |= {"table.ema": self.table.ema, "table.seen": self.table.seen}
                 checkpoint.write_tensors(part, "optimiser", named)
-            checkpoint.complete(folder, self._state(runtime))
+            checkpoint.complete(folder, {**self._state(runtime), **about})
         runtime.barrier()
 
     def _state(self, runtime: Runtime) -> dict[str, Any]:
