@@ -96,6 +96,8 @@ class Dataset:
             raise UserError(
                 f"{path} holds no dataset (no {MANIFEST}): build one with `ponder data build PRESET`"
             ) from None
+        except OSError as error:
+            raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
         except json.JSONDecodeError as error:
             raise UserError(
                 f"{path / MANIFEST} is damaged (line {error.lineno}): delete the folder and build again"

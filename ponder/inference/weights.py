@@ -13,6 +13,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Domain
+from ponder.model.fit import check_sizes
 from ponder.model.reasoner import Reasoner
 
 ZOO = Path(__file__).parents[1] / "zoo"
@@ -67,12 +68,13 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
         tensors, sha256 = load_file(file), files.sha256(file)
     if stored.get("kind") == "imported":
         config, domain = None, None
-        model = Reasoner(
-            ModelConfig.model_validate(stored["model"]), stored["vocab"], stored["tokens"], stored["task_ids"]
-        )
+        theirs = ModelConfig.model_validate(stored["model"])
+        check_sizes(theirs, stored["vocab"], stored["tokens"], tensors)
+        model = Reasoner(theirs, stored["vocab"], stored["tokens"], len(tensors["table"]))
     else:
         config = configuration.from_flat(stored)
         domain = config.data.make()
+        check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors)
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]))
     missing = model.load_state_dict(tensors, strict=False)
     shared = [k for k in missing.missing_keys if not k.startswith("high.") or model.high is not model.low]
