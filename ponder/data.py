@@ -122,6 +122,8 @@ class Dataset:
             raise UserError(
                 f"{path} holds no dataset (no {MANIFEST}): build one with `ponder data build PRESET`"
             ) from None
+        except OSError as error:
+            raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
         if manifest.get("version") != VERSION:
             raise UserError(f"{path} has format {manifest.get('version')}, this ponder reads {VERSION}: build it again")
         try:

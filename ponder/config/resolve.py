@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 from pydantic_core import to_jsonable_python
 
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import EvalConfig, Frozen, ModelConfig, TrainConfig, parse
 from ponder.domains import registry
@@ -25,6 +26,8 @@ LABELS = ("preset", "scale", "about", "model.name")
 WITHOUT_EFFECT = ("train.save_every", "train.data_workers", "train.trackers")
 """With labels, what no key counts. All else may change the last bits (compile, eval.batch) or what is kept of a
 training (log_every, eval.examples)."""
+LARGEST, DEEPEST, REPEATED = 2**20, 50, 100
+"""Bytes of a YAML file, how deep it may nest, and how often a part may stand for another."""
 
 
 LONGEST = 1000
@@ -154,11 +157,32 @@ def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) ->
     return data
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML of a stranger: no deeper than anybody would write it, and with few parts that stand for others, none of them
+    in such a part itself: a few lines could hold more than memory does."""
+
+    depth = named = repeated = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        alias = isinstance(event, yaml.AliasEvent)
+        self.repeated += alias
+        if self.depth > DEEPEST or self.repeated > REPEATED or (alias and self.named):
+            raise yaml.YAMLError(f"it nests more than {DEEPEST} deep, or repeats its parts too often")
+        names = not alias and event.anchor is not None
+        self.depth, self.named = self.depth + 1, self.named + names
+        node = super().compose_node(parent, index)
+        self.depth, self.named = self.depth - 1, self.named - names
+        return node
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+        data = yaml.load(files.read(path, LARGEST).decode(), _Loader)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path} is not YAML that can be read: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} should hold keys and values")
     return data

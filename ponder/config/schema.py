@@ -16,6 +16,10 @@ class Frozen(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+DEEPEST = 100_000
+"""Layers that one ACT step may apply one after the other. Published models apply a few dozen, a file may say any."""
+
+
 class ModelConfig(Frozen):
     name: str = Field("ponder", description="which recipe this is; a label only")
     states: Literal[0, 1, 2] = Field(2, description="2: z_H and z_L; 1: one state; 0: no recurrence (dense)")
@@ -71,7 +75,9 @@ class ModelConfig(Frozen):
         description="no head; one that learns whether the answer is right; and one for going on (HRM); asked: the "
         "puzzle says how many ACT steps it takes, and each is supervised by what it should come to (Life)",
     )
-    max_steps: int = Field(16, ge=1, description="ACT budget while training, and the default when evaluating")
+    max_steps: int = Field(
+        16, ge=1, le=1_000_000, description="ACT budget while training, and the default when evaluating"
+    )
 
     @property
     def head(self) -> bool:
@@ -84,6 +90,8 @@ class ModelConfig(Frozen):
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.mixer == "attention" and self.positions == "rope" and (self.width // self.heads) % 2:
             raise ValueError(f"rope needs an even head size; width / heads is {self.width // self.heads}")
+        if (depth := self.layers * self.h_cycles * (self.l_cycles + 1)) > DEEPEST:
+            raise ValueError(f"layers x h_cycles x (l_cycles + 1) is {depth}, at most {DEEPEST} is possible")
         if self.h_horizon > self.h_cycles or self.l_horizon > self.l_cycles:
             raise ValueError(
                 f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "

@@ -15,6 +15,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.config.schema import Frozen, ModelConfig, parse
 from ponder.domains.contract import Domain
+from ponder.model.fit import check_sizes
 from ponder.model.reasoner import Reasoner
 
 ZOO = Path(__file__).parents[1] / "zoo"
@@ -65,26 +66,20 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     else:
         file = run / "weights.safetensors"
         tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
-    if "table" not in tensors or tensors["table"].ndim != 2:
-        raise UserError(f"{path} does not fit its own configuration: table")
     if stored.get("kind") == "imported":
         config, domain = None, None
-        model = Reasoner(
-            ModelConfig.model_validate(stored["model"]), stored["vocab"], stored["tokens"], stored["task_ids"]
-        )
+        theirs = ModelConfig.model_validate(stored["model"])
+        check_sizes(theirs, stored["vocab"], stored["tokens"], tensors)
+        model = Reasoner(theirs, stored["vocab"], stored["tokens"], len(tensors["table"]))
     else:
         config = configuration.from_flat(stored)
         domain = config.data.make()
+        check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
-    wanted = model.state_dict()
-    derived = {name for name, _ in model.named_buffers()} - wanted.keys()
-    tensors = {name: tensor for name, tensor in tensors.items() if name not in derived}
-    shared = {name for name in wanted if name.startswith("high.") and model.high is model.low}
-    wrong = [name for name in wanted if name in tensors and tensors[name].shape != wanted[name].shape]
-    wrong += [*(wanted.keys() - tensors.keys() - shared), *(tensors.keys() - wanted.keys())]
-    if wrong:
-        raise UserError(f"{path} does not fit its own configuration: {wrong[0]}")
-    model.load_state_dict(tensors, strict=False)
+    missing = model.load_state_dict(tensors, strict=False).missing_keys
+    absent = [name for name in missing if not name.startswith("high.") or model.high is not model.low]
+    if absent:
+        raise UserError(f"{path} does not fit its own configuration: {absent[0]} is missing")
     model.eval().requires_grad_(False)
     if device is not None:
         model = model.to(device)

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from ipaddress import ip_address
 from typing import Annotated, Any, Literal, TypeVar
 
 from ponder import __version__
@@ -16,7 +14,6 @@ from ponder.inference.solver import Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 
 try:
-    import uvicorn
     from fastapi import FastAPI, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
     from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,7 +21,7 @@ try:
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from ponder.serve.guard import BODY, Guard, json_response
+    from ponder.serve.guard import BODY, GONE, Guard, json_response
     from ponder.serve.mcp import LOOPBACK, mounted
     from ponder.serve.pages import docs_page, page_files
 except ModuleNotFoundError:
@@ -67,10 +64,12 @@ def make_app(
     token: str | None = None,
     body_limit: int = BODY,
     host: str = LOOPBACK,
+    hosts: Sequence[str] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The application for a server on `host`; it runs the service while it runs itself, and calls `ready` then."""
-    mcp, mcp_running = mounted(service, host)
+    """The application for a server on `host`, also called `hosts`; it runs the service while it runs itself, and calls
+    `ready` then."""
+    mcp, mcp_running = mounted(service, host, hosts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -86,7 +85,7 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(Guard, metrics=service.metrics, token=token, body_limit=body_limit)
+    app.add_middleware(Guard, metrics=service.metrics, token=token, body_limit=body_limit, hosts=(host, *hosts))
     about = [_about(service.shelf[name]) for name in service.shelf.names]
     files = page_files()
 
@@ -95,8 +94,7 @@ def make_app(
         wanted = await _read(request)
         work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps)
         answer = await _while_there(request.receive, work)
-        # Whoever has gone hears nothing of this; 499 is for the metrics.
-        return Response(status_code=499) if answer is None else json_response(answer.as_data(trace=wanted.trace))
+        return Response(status_code=GONE) if answer is None else json_response(answer.as_data(trace=wanted.trace))
 
     @app.post(
         "/v1/solve/stream",
@@ -173,8 +171,6 @@ def make_app(
 
 async def _read(request: Request) -> SolveRequest:
     """The body of a request. Read here, since FastAPI's own way takes a third of a request's time."""
-    if "json" not in request.headers.get("content-type", ""):  # nor can another site's page send this unasked
-        raise HTTPException(400, "the body should be JSON, sent with the header 'Content-Type: application/json'")
     try:
         return SolveRequest.model_validate_json(await request.body())
     except ValidationError as error:
@@ -280,45 +276,3 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(Late, answer(504))
     app.add_exception_handler(Failed, answer(500))
     app.add_exception_handler(Exception, broken)  # and uvicorn logs the traceback
-
-
-# The server -----------------------------------------------------------------------------------------------------------
-
-
-def run(app: FastAPI, listening: socket.socket, timeout: float) -> bool:
-    """Serve until a signal ends it; whether it ever started. Puzzles under way have `timeout` seconds then."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=int(timeout) + 5,
-    )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listening])
-    return server.started
-
-
-def loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on, so that whoever reads the address can use it at once."""
-    if not 0 <= port < 65536:
-        raise UserError(f"port {port} does not exist: give 1 to 65535, or 0 for any free one")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
-    except OSError as error:
-        raise UserError(f"cannot listen at {host} port {port}: {error}; give another --host or --port") from None
-    return listening

@@ -82,16 +82,23 @@ def open_page(chromium: Browser, server: str) -> Iterator[Open]:
         if kind in ("error", "warning") and "Failed to load resource" not in text:
             complaints.append(text)
 
-    def opened(model: str | None = None, puzzle: str | None = None, token: str | None = TOKEN, **settings: Any) -> Page:
+    def opened(
+        model: str | None = None,
+        puzzle: str | None = None,
+        token: str | None = TOKEN,
+        watch: bool = True,
+        **settings: Any,
+    ) -> Page:
         context = chromium.new_context(**{"reduced_motion": "reduce", "viewport": DESKTOP, **settings})
         context.set_default_timeout(15_000)
         contexts.append(context)
         if token is not None:
             context.add_init_script(f"sessionStorage.setItem('ponder-token', '{token}')")
         page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complain(message.type, message.text))
-        page.on("request", lambda request: None if request.url.startswith(server) else complaints.append(request.url))
+        if watch:
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("console", lambda message: complain(message.type, message.text))
+            page.on("request", lambda asked: None if asked.url.startswith(server) else complaints.append(asked.url))
         link = "" if model is None else "#" + urlencode({"model": model, "puzzle": puzzle or PUZZLES[model]})
         page.goto(f"{server}/{link}")
         if token is not None:
@@ -514,6 +521,47 @@ def test_the_files_name_no_other_host() -> None:
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\sstyle=|\son\w+=|<style|<script>", html)
+
+
+def test_what_gets_into_the_page_cannot_run(open_page: Open, server: str) -> None:
+    """Every way to run or load what is not a file of this server is refused by the browser, and said so."""
+    policy = httpx.get(server).headers["content-security-policy"]
+    rules = {rule.split()[0]: rule.split()[1:] for rule in policy.split("; ")}
+    assert rules.pop("img-src") == ["'self'", "data:", "blob:"]
+    assert {word for words in rules.values() for word in words} == {"'none'", "'self'", "'script'"}
+    assert {name for name, words in rules.items() if words == ["'self'"]} == {"script-src", "style-src", "connect-src"}
+    page = open_page("sudoku-4x4", watch=False)
+    page.evaluate("""() => {
+        window.refused = [];
+        addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
+        window.put = (tag, attributes, text = "") => {
+            const element = document.createElement(tag);
+            for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+            element.append(text);
+            document.body.append(element);
+            return element;
+        };
+    }""")
+    strings = "require-trusted-types-for"
+    for attempt, rule in (
+        ('put("script", {src: "data:text/javascript,ran = true"})', strings),
+        ('put("script", {}, "ran = true")', strings),
+        ('put("a", {onclick: "ran = true"}).click()', strings),
+        ('document.body.insertAdjacentHTML("beforeend", "<img src=x onerror=ran=true>")', strings),
+        ('put("p", {style: "display: none"})', "style-src-attr"),
+        ('put("style", {}, "body { display: none }")', "style-src-elem"),
+        ('put("img", {src: "http://other.invalid/x.png"})', "img-src"),
+        ('fetch("http://other.invalid/")', "connect-src"),
+        ('put("iframe", {src: "/docs"})', "frame-src"),
+        ('put("base", {href: "http://other.invalid"})', "base-uri"),
+    ):
+        page.evaluate(f"async () => {{ refused.length = 0; try {{ await {attempt} }} catch {{}} }}")
+        for _ in range(100):
+            if page.evaluate("refused.length"):
+                break
+            page.wait_for_timeout(20)
+        assert page.evaluate("refused[0]") == rule, attempt
+    assert page.evaluate("window.ran") is None
 
 
 def test_a_line_of_symbols_is_typed_and_its_answer_shown(open_page: Open, server: str) -> None:
