@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ponder.commands.policies import add_subject, read_subject
-from ponder.evaluation.schema import SearchPlan
-from ponder.evaluation.search import RULES, SIZE, default_noise, report
+from ponder.config.schema import SearchPlan
+from ponder.evaluation.search import report
 from ponder.evaluation.show import draw_search, print_search
 from ponder.evaluation.subject import write_result
+from ponder.inference.search import RULES, SIZE, default_noise
 
 
 def main(args: Sequence[str]) -> None:

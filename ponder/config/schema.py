@@ -5,6 +5,7 @@ The defaults are the paper's stabilised model. Nothing here knows a domain.
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -191,6 +192,26 @@ class EvalConfig(Frozen):
     batch: int = Field(512, ge=1, description="examples at a time; changes nothing but time and memory")
     splits: tuple[str, ...] = Field((), description="splits evaluated while training; empty is all but train")
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
+
+    restarts: int
+    steps: int
+    noise: float
+    seed: int = 0
+    select: Literal["checker", "confidence", "first-halt", "residual", "energy"] = "checker"
+
+    def __post_init__(self) -> None:
+        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
+            if value < 1:
+                raise UserError(f"{name} {value} is too small: give at least 1")
+
+    @property
+    def total(self) -> int:
+        return self.restarts * self.steps
 
 
 M = TypeVar("M", bound=BaseModel)

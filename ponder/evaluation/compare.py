@@ -9,8 +9,9 @@ from ponder.base.stats import paired
 from ponder.domains.contract import Domain
 from ponder.evaluation.records import Judge, example_keys
 from ponder.evaluation.schema import Curve, PoliciesResult, PolicyScore, Share
-from ponder.evaluation.subject import Subject, unverifiable
+from ponder.evaluation.subject import Subject
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Settled, Stable
+from ponder.inference.search import unverifiable
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 

@@ -3,7 +3,6 @@
 Files outlive the code: a new field gets a default that means "as before", and what changes its meaning a new version.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -13,7 +12,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.stats import Floats, share
-from ponder.config.schema import Frozen
+from ponder.config.schema import Frozen, SearchPlan
 
 VERSION = 2
 """Files without a version are those of version 1, which lack nothing else."""
@@ -303,26 +302,6 @@ class PoliciesResult(Measurement):
     steps: Curve
     """Exact accuracy of the full budget's run after each step."""
     results: list[PolicyScore]
-
-
-@dataclass(frozen=True)
-class SearchPlan:
-    """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
-
-    restarts: int
-    steps: int
-    noise: float
-    seed: int = 0
-    select: Literal["checker", "confidence", "first-halt", "residual", "energy"] = "checker"
-
-    def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
-
-    @property
-    def total(self) -> int:
-        return self.restarts * self.steps
 
 
 class SearchPoint(Stored):

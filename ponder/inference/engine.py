@@ -291,7 +291,7 @@ class Engine:
             accepted=accepted if self.policy.checks else None,
         )
         # A puzzle that asks for so many steps gets them, neither more nor fewer, unless all are to run to the budget.
-        asked = self.model.asked is not None and not isinstance(self.policy, Full)
+        asked = step.over is not None and not isinstance(self.policy, Full)
         done = (seen.halts if asked else self.policy.done(seen)) | (steps >= self.budget)
         self.slot_steps += len(batch)
         self.batch = _Batch(step.carry, batch.x, batch.rows, batch.tickets, batch.inputs, answers, unchanged, accepted)

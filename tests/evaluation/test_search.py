@@ -15,12 +15,13 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.cli import main
 from ponder.config.resolve import resolve
+from ponder.config.schema import SearchPlan
 from ponder.data import Dataset
 from ponder.domains.contract import Batch, Ints, Tokens
-from ponder.evaluation.schema import SearchPlan
-from ponder.evaluation.search import Found, breadths, report, restart_keys, search
+from ponder.evaluation.search import breadths, report
 from ponder.evaluation.subject import Subject
 from ponder.inference.engine import Engine, Full
+from ponder.inference.search import Found, restart_keys, search
 from ponder.inference.weights import Opened
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
