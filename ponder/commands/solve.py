@@ -57,6 +57,13 @@ def main(args: Sequence[str]) -> None:
         choices=("exact", "guided"),
         help="let a classical solver answer where the model fails; guided: by the model's logits",
     )
+    parser.add_argument(
+        "--search",
+        type=int,
+        default=0,
+        metavar="R",
+        help="where the answer is refused: R restarts with noise, side by side, until one is accepted (try 8)",
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="ACT steps at most (default: 4 times the training's)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, errors too")
     parser.add_argument("--trace", action="store_true", help="with --json: the answer after every step")
@@ -68,7 +75,7 @@ def main(args: Sequence[str]) -> None:
         raise UserError("--watch and --json exclude each other: --json --trace gives every step as data")
     if asked.trace and not asked.json:
         raise UserError("--trace belongs to --json: use --watch to see the steps")
-    shelf, wanted = open_shelf(asked.model, asked.steps, asked.fallback)
+    shelf, wanted = open_shelf(asked.model, steps=asked.steps, fallback=asked.fallback, search=asked.search)
     first = shelf.of(wanted)[0]
     puzzles = gather(asked, shelf, wanted, first)
     one = len(asked.puzzles) < 2 and "-" not in asked.puzzles and asked.file is None
@@ -86,11 +93,11 @@ def main(args: Sequence[str]) -> None:
         raise SystemExit(1)
 
 
-def open_shelf(model: str, steps: int | None, fallback: Any) -> tuple[Shelf, str]:
+def open_shelf(model: str, **how: Any) -> tuple[Shelf, str]:
     """The zoo, or the one model in a folder; and the name to ask for."""
     if model not in zoo_names() and not registry.known(model) and Path(model).exists():
-        return Shelf([model], steps=steps, fallback=fallback), Path(model).name
-    return Shelf(steps=steps, fallback=fallback), model
+        return Shelf([model], **how), Path(model).name
+    return Shelf(**how), model
 
 
 # Puzzles in -----------------------------------------------------------------------------------------------------------
@@ -199,7 +206,7 @@ def watch(console: Console, shelf: Shelf, wanted: str, puzzle: str | Json) -> An
             drawing = solver.domain.render(inputs, thought.answer)
             show(f"step {thought.step}  {_bar(thought.confidence)}", marked(drawing, before))
             before = drawing
-    return solver.answer(inputs, trace)
+    return solver.answer(inputs, trace, found=solver.searched(inputs[None], [trace]).get(0))
 
 
 def marked(drawing: Text, before: Text) -> Text:

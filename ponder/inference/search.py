@@ -55,6 +55,10 @@ class Found:
     compute: Ints
     """ACT steps of all restarts together."""
 
+    def of(self, puzzle: int) -> "Found":
+        """What was found of one puzzle."""
+        return Found(**{name: getattr(self, name)[puzzle : puzzle + 1] for name in self.__dataclass_fields__})
+
 
 def default_noise(model: Reasoner) -> float:
     return SIZE / math.sqrt(model.config.width)
