@@ -37,6 +37,7 @@ VERBS = {
     "cost": Verb("commands.cost", "parameters, layer applications, FLOPs and memory of a model"),
     "policies": Verb("commands.policies", "accuracy against compute for every halting policy"),
     "search": Verb("commands.search", "noisy restarts in parallel until the checker accepts"),
+    "trace": Verb("commands.trace", "look inside: residual, stretch and trajectories of the state, step by step"),
     "eval-llm": Verb("commands.eval_llm", "put a domain's examples to a language model"),
     "study": Verb("commands.study", "the paper's experiments as one-diff variants: list, show, run, status, report"),
     "import": Verb("commands.import_", "convert a published HRM, TRM or URM checkpoint"),

@@ -1,4 +1,5 @@
-"""What evaluations write down: eval.json, policies.json, search.json. docs/evaluation.md says what each number means.
+"""What evaluations write down: eval.json, policies.json, search.json, trace.json. docs/evaluation.md and
+docs/newer-ideas.md say what each number means.
 
 Files outlive the code: a new field gets a default that means "as before", and what changes its meaning a new version.
 """
@@ -326,3 +327,54 @@ class SearchResult(Measurement):
     found: SearchPoint
     table: list[SearchPoint]
     """The same compute at most, spent on breadth or on depth."""
+
+
+# trace.json -----------------------------------------------------------------------------------------------------------
+
+
+class Quantiles(Stored):
+    """Of one number of each example."""
+
+    low: float
+    """A tenth of the examples are below it."""
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Self:
+        low, median, high = np.quantile(np.array(values), (0.1, 0.5, 0.9)).tolist()
+        return cls(low=low, median=median, high=high)
+
+
+class SettledRight(Stored):
+    """Examples, by whether their state has come to rest after the last step and whether the answer is right then."""
+
+    settled_right: int
+    settled_wrong: int
+    moving_right: int
+    moving_wrong: int
+
+
+class Trajectory(Stored):
+    example: int
+    """Its number in the split."""
+    right: bool
+    settled: bool
+    points: list[tuple[float, float]]
+    """In the plane: the start, then after each step."""
+
+
+class TraceResult(Measurement):
+    """trace.json."""
+
+    steps: int
+    budget: int
+    settled: float
+    directions: int
+    rounds: int
+    right: list[float]
+    residual: list[Quantiles]
+    stretch: list[Quantiles]
+    table: SettledRight
+    explained: tuple[float, float]
+    trajectories: list[Trajectory]

@@ -156,6 +156,9 @@ class _SwiGate(torch.autograd.Function):
         if mask is not None:
             grad = grad * mask
         d_up = F.silu(gate).mul_(grad)
+        if torch.is_grad_enabled():  # this is differentiated in its turn, which the fused operation does not bear
+            share = torch.sigmoid(gate)
+            return grad * up * share * (1 + gate * (1 - share)), d_up, None
         return torch.ops.aten.silu_backward(grad * up, gate), d_up, None
 
 

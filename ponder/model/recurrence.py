@@ -35,6 +35,8 @@ class Update(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.tau = config.bound
+        self.exact = False
+        """Whether derivatives see that the bound's scale depends on the state; in training it counts as a constant."""
         self.norm = config.post_norm
         self.gate: nn.Linear | None = None
         if config.gate:
@@ -48,9 +50,9 @@ class Update(nn.Module):
         delta = candidate - old
         ratio = None
         if self.tau is not None:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self.exact and torch.is_grad_enabled()):
                 ratio = relative_size(delta, old)
-                scale = (ratio / self.tau).clamp_(min=1.0).reciprocal_()
+                scale = (ratio / self.tau).clamp(min=1.0).reciprocal()
             if self.gate is not None:
                 scale = scale * torch.sigmoid(self.gate(total)).to(delta.dtype)
             new = torch.addcmul(old, delta, scale)
