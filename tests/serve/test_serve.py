@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from html import unescape
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -296,6 +298,40 @@ def test_docs_and_metrics_are_complete(http: httpx.Client) -> None:
     assert all(re.fullmatch(sample, line) or re.fullmatch(r"# (HELP|TYPE) \S+ .+", line) for line in lines)
     counts = [int(line.split()[-1]) for line in lines if line.startswith('ponder_request_seconds_bucket{path="/docs"')]
     assert len(counts) == len(SECONDS) + 1 and counts == sorted(counts) and counts[-1] >= 1
+
+
+def test_the_documented_fields_and_examples_are_real(http: httpx.Client) -> None:
+    schema, docs = http.get("/openapi.json").json(), http.get("/docs").text
+
+    def documented(path: str, method: str = "get") -> tuple[set[str], set[str]]:
+        """All fields of an answer, and those that are always there."""
+        (content,) = schema["paths"][path][method]["responses"]["200"]["content"].values()
+        fields = schema["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+        assert set(re.findall(r"<td>([a-z_]+)", docs)) >= set(fields["properties"])
+        return set(fields["properties"]), set(fields["required"])
+
+    body = {"model": "sudoku-4x4", "puzzle": GOOD, "steps": 2, "trace": True, "picture": True}
+    answer = http.post("/v1/solve", json=body).json()
+    assert set(answer) == documented("/v1/solve", "post")[0]
+    first, *_ = read_events(iter(http.post("/v1/solve/stream", json=body).text.splitlines()))
+    assert set(first[1]) == documented("/v1/solve/stream", "post")[0] >= set(answer["trace"][0])
+    assert set(answer["trace"][0]) == documented("/v1/solve/stream", "post")[1]
+    for path in ("/v1/models", "/healthz", "/v1/models/{name}/random"):
+        assert set(http.get(path.format(name="endless")).json()) == documented(path)[0]
+    listed = http.get("/v1/models").json()["models"][0]
+    assert set(listed) == set(schema["components"]["schemas"]["ModelBody"]["properties"])
+    shown = [unescape(text) for text in re.findall(r"<pre class=plain>(.*?)</pre>", docs, re.DOTALL)]
+    requests = [shlex.split(text) for text in shown if text.startswith("curl ")]
+    assert {words[-1].partition("/")[2] for words in requests} >= {"v1/solve", "v1/solve/stream", "healthz"}
+    for words in requests:
+        url = f"http://{words[-1]}"
+        given = words[words.index("--json") + 1] if "--json" in words else None
+        said = http.get(url) if given is None else http.post(url, json=json.loads(given))
+        assert said.status_code == 200
+        if given is not None and "stream" not in url:
+            assert said.json() in [json.loads(text) for text in shown if text.startswith("{")]
+        elif given is not None:
+            assert said.text in shown
 
 
 def test_full_queue_and_time_limit(guarded: httpx.Client) -> None:
