@@ -46,7 +46,7 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Non
         files.to_disk(file)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"cannot write {file} ({reason}): is the disk full? Checkpoints before it are whole") from None
+        raise UserError(f"cannot write {file} ({reason}): make room, then give the same command again") from None
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:

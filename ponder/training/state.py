@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ponder import checkpoint
+from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.domains.contract import Source
@@ -47,6 +48,14 @@ class Run:
         """Write a checkpoint. `about`: what it should say of its surroundings. `everything` adds what resuming needs to
         what evaluating needs."""
         part = checkpoint.aside(folder)
+        try:
+            self._save(folder, part, runtime, about, everything)
+        except (OSError, UserError):
+            if runtime.main:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    def _save(self, folder: Path, part: Path, runtime: Runtime, about: Mapping[str, Any], everything: bool) -> None:
         if runtime.main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)

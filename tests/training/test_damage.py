@@ -1,6 +1,7 @@
 """What becomes of a run folder that somebody else uses, or that lost something: said in one line, and nothing redone in
 silence. Where nothing of value is missing, the run ends bit for bit where it should."""
 
+import errno
 import hashlib
 import json
 import os
@@ -246,3 +247,44 @@ def test_a_run_knows_its_layout_without_its_environment(begun: Path) -> None:
     known = launch.before(begun)
     (begun / "environment.json").unlink()
     assert known is not None and launch.before(begun) == known
+
+
+# The disk -------------------------------------------------------------------------------------------------------------
+
+AT_THE_START = ("config.json", "environment.json", "metrics.jsonl")
+LATER = ("state.json", "result.json", "curves.png", "checkpoints", ".u000000008.part", ".best.part")
+
+
+@pytest.mark.parametrize("name", [*AT_THE_START, *LATER])
+def test_a_full_disk_is_said_in_one_line_and_costs_nothing(
+    name: str, whole: Path, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses to write the file, or to make the folder, of that name; then there is room again."""
+    folder = tmp_path / "run"
+    opens, makes = Path.open, Path.mkdir
+
+    def refuse(path: Path, *named: str) -> None:
+        """As the system does: it names a folder, not the file that could not be written on."""
+        if name in path.name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), *named)
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if mode[0] in "aw":
+            refuse(path)
+        return opens(path, mode, *rest, **more)
+
+    def made(path: Path, *rest: Any, **more: Any) -> None:
+        if not path.exists():
+            refuse(path, str(path))
+        makes(path, *rest, **more)
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", opened)
+        full.setattr(Path, "mkdir", made)
+        with pytest.raises(UserError) as error:
+            run(tiny(), folder, data_dir)
+    told = str(error.value)
+    assert "No space left" in told and "make room" in told and "\n" not in told
+    assert folder.exists() is (name not in AT_THE_START) and not list(folder.rglob(".*.part"))
+    run(tiny(), folder, data_dir)
+    assert rows(folder) == rows(whole) and same(final(folder), final(whole))
