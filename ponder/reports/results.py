@@ -22,8 +22,8 @@ RULES = (
     "**How a claim is judged.** The rule stands in `ponder/studies/*.yaml` before anything is run. Variants share "
     "seeds, data and random numbers, so that differences are taken seed by seed (seeds are blocks, residuals are "
     "pooled over the variants of a study) and, where the answers are stored, example by example. *Confirmed*: every "
-    'comparison of the claim holds; "the same" and "no gain" have a margin and are tested from both sides, so that a collapse is '
-    "contrary and not a tie. *Contrary*: one comparison is turned round by more than their number explains. "
+    'comparison of the claim holds; "the same" and "no gain" have a margin and are tested from both sides, so that a '
+    "collapse is contrary and not a tie. *Contrary*: one comparison is turned round by more than their number explains. "
     "*Undecided*: neither; the text gives the smallest difference that was to be seen (found four times in five). The "
     "findings of a study are one family, corrected by Holm: any false verdict among them has a chance of 5%. One seed "
     "decides nothing. Scores are of *valid* answers, which the puzzle's rules accept; the *best fixed answer* is what "
