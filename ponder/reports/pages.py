@@ -13,7 +13,7 @@ from typing import Literal
 
 from ponder.base import files, stats
 from ponder.base.errors import UserError
-from ponder.base.markers import around, put_between
+from ponder.base.markers import around, markdown, put_between
 from ponder.reports.figures import draw, panels_of
 from ponder.reports.findings import judge
 from ponder.reports.llms import read_llms
@@ -26,7 +26,6 @@ from ponder.reports.tables import (
     details,
     ends,
     entries,
-    markdown,
     matrix,
     number,
     page_of,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from ponder.base import stats
+from ponder.base.markers import markdown
 from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, ONE_SEED, UNDECIDED, Judgement
-from ponder.reports.tables import FIXED, MISSING, Entry, columns_of, markdown
+from ponder.reports.tables import FIXED, MISSING, Entry, columns_of
 from ponder.reports.values import score_of
 from ponder.reports.verdicts import PROTOCOLS, StudyReport, shown, status, verdict_text, which_text
 
@@ -23,11 +24,11 @@ RULES = (
     "seeds, data and random numbers, so that differences are taken seed by seed (seeds are blocks, residuals are "
     "pooled over the variants of a study) and, where the answers are stored, example by example. *Confirmed*: every "
     'comparison of the claim holds; "the same" and "no gain" have a margin and are tested from both sides, so that a '
-    "collapse is contrary and not a tie. *Contrary*: one comparison is turned round by more than their number explains. "
-    "*Undecided*: neither; the text gives the smallest difference that was to be seen (found four times in five). The "
-    "findings of a study are one family, corrected by Holm: any false verdict among them has a chance of 5%. One seed "
-    "decides nothing. Scores are of *valid* answers, which the puzzle's rules accept; the *best fixed answer* is what "
-    "is scored without looking at the puzzle."
+    "collapse is contrary and not a tie. *Contrary*: one comparison is turned round by more than their number "
+    "explains. *Undecided*: neither; the text gives the smallest difference that was to be seen (found four times in "
+    "five). The findings of a study are one family, corrected by Holm: any false verdict among them has a chance of "
+    "5%. One seed decides nothing. Scores are of *valid* answers, which the puzzle's rules accept; the *best fixed "
+    "answer* is what is scored without looking at the puzzle."
 )
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from ponder.base.errors import UserError
+from ponder.base.markers import markdown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen
 from ponder.reports.findings import Finding, pairs_of
@@ -283,11 +284,6 @@ def short(entry: Entry) -> str:
     if entry.paper is not None:
         text += f"<br>*paper {paper_text(entry.paper, entry.paper_sd, entry.of)}*"
     return text
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def matrix(found: Sequence[Entry], titles: Mapping[str, str]) -> str:

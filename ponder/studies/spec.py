@@ -30,6 +30,7 @@ EXAMPLES = {"smoke": 8, "mini": 1000, "paper": 10_000}
 Settings = dict[str, Any]
 """Dotted key -> value, as `--section.key value` of the command line."""
 WeightSet = Literal["ema", "online"]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 SMOKE: Settings = {
     "model.width": 16,
@@ -58,6 +59,7 @@ class ChangedTask(Frozen):
 
     task: str
     set: Settings = Field({})
+    seeds: tuple[Seed, ...] | None = Field(None, min_length=1, description="instead of the study's")
 
 
 class After(Frozen):
@@ -70,7 +72,7 @@ class After(Frozen):
 
 class Scale(Frozen):
     tasks: tuple[str | ChangedTask, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
     threads: int = Field(1, ge=1, description="of one cell; part of the study because results depend on it")
     after: After | None = Field(None, description="instead of the study's")
 
@@ -140,6 +142,9 @@ class Study(Frozen):
     def cells(self, scale: str = "mini") -> list[Cell]:
         """All cells, seeds outermost, so that a study half run has whole seeds of all variants."""
         plan = self.scale(scale)
+        own = {t.task: t.seeds for t in plan.tasks if isinstance(t, ChangedTask) and t.seeds is not None}
+        seeds = {task: own.get(task, plan.seeds) for task in self._tasks(scale)}
+        every = list(dict.fromkeys(seed for some in seeds.values() for seed in some))
         configs = {task: self._configs(task, changed, scale) for task, changed in self._tasks(scale).items()}
         return [
             Cell(
@@ -152,8 +157,9 @@ class Study(Frozen):
                 after=_shallow(plan.after or self.after) if scale == "smoke" else plan.after or self.after,
                 threads=plan.threads,
             )
-            for seed in (plan.seeds[:1] if scale == "smoke" else plan.seeds)
+            for seed in (every[:1] if scale == "smoke" else every)
             for task, variants in configs.items()
+            if seed in seeds[task]
             for variant, config in variants.items()
         ]
 
