@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ponder.base.errors import UserError
 from ponder.config.resolve import parse_overrides
-from ponder.studies.spec import SCALES, Study, Training, chosen, load, load_all, names, plan
+from ponder.studies.spec import SCALES, Study, Training, chosen, is_smoke, load, load_all, names, plan
 from ponder.studies.store import Store
 
 RESULTS = Path("results/cells")
@@ -65,6 +65,9 @@ def main(args: Sequence[str]) -> None:
     migrate = verbs.add_parser("migrate", help="give the results of an older ponder the names they have now")
     for each in (show, run, status, report, cell, migrate):
         each.add_argument("--scale", choices=SCALES, default="mini")
+        each.add_argument(
+            "--smoke", action="store_true", help="shrunk to seconds: with --scale paper, the paper's form"
+        )
     for each in (show, run, status, report, task, cell, migrate):
         each.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
         each.add_argument("--runs", type=Path, default=Path("runs/cells"), metavar="DIR")
@@ -75,6 +78,8 @@ def main(args: Sequence[str]) -> None:
     if settings and known.verb != "task":
         parser.error(f"unrecognized arguments: {' '.join(settings)}")
     known.settings = settings
+    if getattr(known, "smoke", False) and not is_smoke(known.scale):
+        known.scale = {"mini": "smoke", "paper": "paper-smoke"}[known.scale]
     ACTIONS[known.verb](known)
 
 

@@ -18,7 +18,7 @@ from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen, parse
 from ponder.reports.values import Place, Quantity, StudyResults, score_of
-from ponder.studies.spec import Study
+from ponder.studies.spec import Form, Study, form
 
 CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not testable", "not run yet"
 UNDECIDED, CONTRARY = "not confirmed: undecided", "not confirmed: contrary"
@@ -55,7 +55,7 @@ class Finding(Frozen):
     claim: str
     source: Literal["paper", "beyond"] = "paper"
     tests: tuple[Test, ...] = Field(min_length=1)
-    not_testable: Mapping[Literal["mini", "paper"], str] = {}
+    not_testable: Mapping[Form, str] = {}
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def judge(findings: Sequence[Finding], results: StudyResults) -> list[Judgement]
 
 def _judge(finding: Finding, results: StudyResults) -> Judgement:
     """The verdict of one, as if it were alone."""
-    scale: Literal["mini", "paper"] = "paper" if results.scale.startswith("paper") else "mini"
+    scale = form(results.scale)
     if scale in finding.not_testable:
         return Judgement(finding, NOT_TESTABLE, finding.not_testable[scale], ())
     compared = tuple(c for test in finding.tests for c in _compared(test, results))

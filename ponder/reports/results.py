@@ -11,6 +11,7 @@ from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, 
 from ponder.reports.tables import FIXED, MISSING, Entry, columns_of
 from ponder.reports.values import score_of
 from ponder.reports.verdicts import PROTOCOLS, StudyReport, shown, status, verdict_text, which_text
+from ponder.studies.spec import form
 
 VERDICTS = (CONFIRMED, UNDECIDED, CONTRARY, NOT_TESTABLE, NOT_RUN)
 MAIN = "main-results"
@@ -66,7 +67,7 @@ def results_text(reports: Sequence[StudyReport], scale: str, results: str) -> st
     parts = [
         "# Results",
         f"Made by `ponder study report all --scale {scale}` from the trainings in `{results}/cells/`; nothing here is "
-        f"typed by hand. {'' if scale == 'paper' else SMALL_SCALE}".strip(),
+        f"typed by hand. {'' if form(scale) == 'paper' else SMALL_SCALE}".strip(),
         *first_page(reports, results),
         "## How many, and where",
         RULES,
