@@ -109,7 +109,7 @@ def test_the_recipe_of_a_preset_is_that_of_its_about_line() -> None:
 
 
 def test_baselines_have_their_published_values_at_paper_scale_and_the_tasks_at_mini() -> None:
-    """TRM's and HRM's README: Sudoku and Maze with weight decay 1.0, puzzle rate 1e-4, 20,000 and 50,000 epochs of 1,000."""
+    """The authors' READMEs: Sudoku and Maze with weight decay 1.0, puzzle rate 1e-4 and so many epochs of 1,000."""
     for name, epochs in (("hrm", 20_000), ("trm", 50_000), ("trm-mlp", 50_000), ("dense", 50_000)):
         for preset in ("sudoku-paper", "maze-paper"):
             train = configuration.resolve(preset, name).train
