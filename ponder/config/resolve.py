@@ -152,7 +152,7 @@ def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) ->
         raise UserError(f"recipe: should hold keys and values, got {recipe!r}")
     if recipe and plain:
         recipe = dict(recipe)
-        model = model_preset(recipe.pop("model"), data.get("scale", "paper")) if "model" in recipe else {}
+        model = _model_for(recipe.pop("model"), data) if "model" in recipe else {}
         data = merge(merge(data, model), recipe)
     return data
 
@@ -188,12 +188,20 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
-def model_preset(name: str, scale: str) -> dict[str, Any]:
-    """A model's own recipe; at mini scale its mini form where there is one."""
+def model_preset(name: str, scale: str, domain: str | None = None) -> dict[str, Any]:
+    """A model's own recipe; at mini scale its mini form where there is one, at paper scale with what its authors
+    published for this domain."""
     folder = PRESETS / "models"
     if scale == "mini" and (folder / f"{name}-mini.yaml").is_file():
         name = f"{name}-mini"
-    return _read(folder, name, "model")
+    recipe = _read(folder, name, "model")
+    published = recipe.pop("published", {})
+    return merge(recipe, published.get(domain, {})) if scale == "paper" else recipe
+
+
+def _model_for(model: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's recipe on this preset."""
+    return model_preset(model, data.get("scale", "paper"), data.get("data", {}).get("domain"))
 
 
 def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -206,7 +214,7 @@ def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] 
     else:
         data = {**_read(PRESETS, preset, "preset", plain=model is None), "preset": preset}
     if model is not None:
-        data = merge(data, model_preset(model, data.get("scale", "paper")))
+        data = merge(data, _model_for(model, data))
     return from_flat(merge(data, overrides or {}))
 
 
