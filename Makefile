@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: quickstart test test-slow test-portable browser lint types clean same-python
+.PHONY: quickstart test test-slow test-portable soak browser lint types clean same-python
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ponder quickstart
@@ -15,6 +15,11 @@ test: $(VENV)/.installed-test browser lint types
 # The numerical tests as if on other processors: about a minute and a half on two cores.
 test-portable: $(VENV)/.installed-test
 	$(BIN)/python -m tests.support.portable
+
+# Faults against trainings, seeded and counted: docs/reliability.md. SOAK=2000 for an afternoon.
+SOAK ?= 200
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.soak --faults $(SOAK)
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow
