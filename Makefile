@@ -2,6 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Where to take PyTorch from, where not from pip's own index: the CPU build is a tenth of the one for CUDA.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
 .PHONY: quickstart test test-slow test-portable browser lint types clean same-python
 
@@ -42,12 +45,13 @@ $(BIN)/python: | same-python
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt | same-python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@echo "installing PyTorch into $(VENV): about 200 MB for the CPU build; gigabytes for CUDA's, which Linux gets unless TORCH_INDEX is set"
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(PIP) --editable '.[test]'
 	touch $@
 
 clean:

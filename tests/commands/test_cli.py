@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ponder.cli import VERBS, main
+from ponder.cli import main
+from ponder.commands import VERBS
 from tests.conftest import tiny
 
 TINY_DATA = [f"--data.{k}={v}" for k, v in tiny().flat()["data"].items() if k in ("train", "val", "test")]
