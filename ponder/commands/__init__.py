@@ -24,6 +24,8 @@ VERBS = {
     "presets": Verb("presets", "list the presets and the models; with a name, show what it resolves to"),
     "data": Verb("data", "build, show and verify datasets"),
     "train": Verb("train", "train a preset; resumes where the run folder left off"),
+    "runs": Verb("runs", "the runs in a folder: preset, model, update, best, age, state"),
+    "watch": Verb("watch", "the live view of a run that trains in another terminal"),
     "eval": Verb("eval_", "score a checkpoint at every ACT step; a table, a figure and records"),
     "diff": Verb("diff", "two evaluated runs: settings that differ, and the paired difference in score"),
     "cost": Verb("cost", "parameters, layer applications, FLOPs and memory of a model"),

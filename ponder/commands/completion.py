@@ -125,12 +125,14 @@ def _names() -> dict[str, list[str]]:
 
 def _settings() -> Iterator[tuple[str, list[str]]]:
     """Every override, and the values it may have where they can be listed."""
-    from ponder.config.resolve import EvalConfig, ModelConfig, TrainConfig
+    from pydantic import BaseModel
+
+    from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
     from ponder.domains import registry
 
     yield "--seed", []
     yield "--data.seed", []
-    sections = [("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig)]
+    sections: list[tuple[str, type[BaseModel]]] = [("model", ModelConfig), ("train", TrainConfig), ("eval", EvalConfig)]
     for section, cls in [*sections, *(("data", domain.Params) for domain in registry.every().values())]:
         for name, field in cls.model_fields.items():
             kind = field.annotation

@@ -4,6 +4,7 @@ import re
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -33,9 +34,8 @@ def test_it_says_what_is_here_and_how_to_get_what_is_not(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
-    real = doctor.find_spec
-    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "onnxscript" else real(name))
-    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None if name == "onnxscript" else find_spec(name))
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert f"{sys.version_info.major}.{sys.version_info.minor}" in out and "cpu" in out and "free disk" in out
