@@ -3,7 +3,8 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from ponder.base.errors import UserError
 STATE = "state.json"
 OWN = "sha256"
 """Where the state holds its own hash, taken of all the rest."""
+RESTORE = "restore it from a copy, or start over with --fresh"
+"""What to do about a part of a run that is lost."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +30,9 @@ class Checkpoint:
     """Plain data: update, metrics so far, ... and `files`, the hashes of the tensors' files."""
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        loaded: dict[str, Tensor] = load_file(self.path / f"{name}.safetensors")
-        return loaded
+        if not self.has(name):
+            raise UserError(f"checkpoint {self.path} is incomplete (it has no {name}.safetensors)")
+        return read_tensors(self.path / f"{name}.safetensors")
 
     def has(self, name: str) -> bool:
         return f"{name}.safetensors" in self.state["files"]
@@ -42,7 +46,15 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Non
         files.to_disk(file)
     except (OSError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"cannot write {file} ({reason}): is the disk full? Checkpoints before it are whole") from None
+        raise UserError(f"cannot write {file} ({reason}): make room, then give the same command again") from None
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    try:
+        loaded: dict[str, Tensor] = load_file(file)
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged ({str(error).splitlines()[0]}): restore it from a copy") from None
+    return loaded
 
 
 def aside(target: Path) -> Path:
@@ -69,8 +81,9 @@ def read(path: Path) -> Checkpoint:
     files.restore(path)
     try:
         state = files.read_json(path / STATE)
-        hashes = state["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        hashes = {str(name): str(known) for name, known in state["files"].items() if Path(name).name == name}
+        _ = int(state["update"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
     if OWN in state and _own_hash(state) != state[OWN]:
         raise UserError(f"checkpoint file {path / STATE} was edited (its hash does not match)")
@@ -83,14 +96,37 @@ def read(path: Path) -> Checkpoint:
     return Checkpoint(path, state)
 
 
-def newest(folder: Path, complain: Any = None) -> Checkpoint | None:
-    """The newest checkpoint that is whole. Broken ones are named to `complain` and passed over."""
+def newest(folder: Path, complain: Callable[[str], None] | None = None) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None where there is none at all. Broken ones are named to `complain` and
+    passed over; that all are broken is an error."""
+    broken = list[UserError]()
     for path in reversed(listed(folder)):
         try:
-            return read(path)
-        except (UserError, SafetensorError) as error:
-            if complain is not None:
-                complain(f"{error}; using the one before")
+            saved = read(path)
+        except UserError as error:
+            broken.append(error)
+            continue
+        if complain is not None:
+            for each in broken:
+                complain(f"{each}; using the one before")
+        return saved
+    if broken:
+        raise UserError(f"no checkpoint in {folder} is whole ({'; '.join(map(str, broken))}): {RESTORE}")
+    return None
+
+
+def restore(run: Path) -> None:
+    """Undo in a run folder what was killed between two renames: `best` and the checkpoints get their names back."""
+    for old in (*run.glob(".best.old"), *(run / "checkpoints").glob(".u*.old")):
+        files.restore(old.with_name(old.name[1 : -len(".old")]))
+
+
+def recall(run: Path, *names: str) -> tuple[Any, ...] | None:
+    """What a run knows of its surroundings, from its newest checkpoint. An older ponder left it to environment.json."""
+    for file in (*(path / STATE for path in reversed(listed(run / "checkpoints"))), run / "environment.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            known = files.read_json(file)
+            return tuple(known[name] for name in names)
     return None
 
 

@@ -6,8 +6,11 @@ from collections.abc import Sequence
 
 from ponder import __version__
 from ponder.base import source
-from ponder.base.errors import UserError, handed_over, unknown
+from ponder.base.errors import UserError, disk_in_words, handed_over, unknown
 from ponder.commands import VERBS
+
+LONGEST = 2000
+"""Characters of an error."""
 
 
 def usage() -> str:
@@ -30,22 +33,28 @@ def _with_domain_files(words: Sequence[str]) -> list[str]:
     return rest
 
 
+def _shortened(text: str) -> str:
+    """What somebody gave may be long, what is said about it is not."""
+    return text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        words = _with_domain_files(words)
-        if not words or words[0] in ("-h", "--help", "help"):
-            print(usage(), flush=True)
-        elif words[0] == "--version":
-            print(f"ponder {__version__}, commit {source.commit() or 'unknown'}")
-        elif words[0] not in VERBS:
-            raise unknown("verb", words[0], VERBS)
-        else:
-            VERBS[words[0]].main(words[1:])
+        with disk_in_words():
+            words = _with_domain_files(words)
+            if not words or words[0] in ("-h", "--help", "help"):
+                print(usage(), flush=True)
+            elif words[0] == "--version":
+                print(f"ponder {__version__}, commit {source.commit() or 'unknown'}")
+            elif words[0] not in VERBS:
+                raise unknown("verb", words[0], VERBS)
+            else:
+                VERBS[words[0]].main(words[1:])
     except UserError as error:
         if not handed_over(error):
-            print(f"ponder: {error}", file=sys.stderr)
-        return 2
+            print(f"ponder: {_shortened(str(error))}", file=sys.stderr)
+        return error.code
     except BrokenPipeError:
         sys.stderr.close()
         return 1

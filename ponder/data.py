@@ -15,25 +15,30 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, Field
 
 from ponder.base import files
 from ponder.base.console import Bar
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import FULL, UserError, unknown
 from ponder.config.resolve import DataConfig, parse_overrides, resolve
-from ponder.domains.contract import Arrays, Domain, Progress, Source, silent
+from ponder.config.schema import Frozen, parse
+from ponder.domains.contract import Arrays, Batch, Domain, Ints, Progress, Source, silent
 
 VERSION = 1
 MANIFEST = "manifest.json"
+AGAIN = "delete the folder and build again"
 
 
 def folder_for(root: Path, config: DataConfig) -> Path:
     """Where a dataset belongs: its name says the domain and a hash of what determines its bytes."""
-    identity = json.dumps(config.flat(), sort_keys=True).encode()
+    identity = json.dumps(config.stored().flat(), sort_keys=True).encode()
     return root / f"{config.domain}-{hashlib.sha256(identity).hexdigest()[:10]}"
 
 
 def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress = silent) -> Path:
     """The dataset's folder, built if it is not there yet."""
+    if workers < 1:
+        raise UserError(f"{workers} workers are too few: give at least 1, or leave it out")
     path = folder_for(root, config)
     if (path / MANIFEST).is_file():
         return path
@@ -49,7 +54,7 @@ def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress =
             raise UserError(
                 f"cannot write to {root} ({error.strerror}): choose another folder with --data-dir"
             ) from None
-        if error.errno in files.FULL:
+        if error.errno in FULL or error.errno is None:  # numpy says only that it wrote less than it should
             raise UserError(f"the disk of {root} is full: free some space or choose --data-dir") from None
         raise
     return path
@@ -72,13 +77,34 @@ def _write(folder: Path, config: DataConfig, domain: Domain, splits: Mapping[str
     progress("writing", len(arrays_of), len(arrays_of))
     manifest = {
         "version": VERSION,
-        "data": config.flat(),
+        "data": config.stored().flat(),
         "vocab": list(domain.vocab),
         "seq_len": domain.seq_len,
         "counts": {split: len(arrays["inputs"]) for split, arrays in splits.items()},
         "splits": listed,
     }
     files.write_json(folder / MANIFEST, manifest)
+
+
+class Entry(Frozen):
+    """An array as the manifest describes it."""
+
+    file: str = Field(pattern=r"^[^/\\\\]+$")
+    shape: list[int]
+    dtype: str
+    sha256: str
+
+
+class Manifest(Frozen):
+    """What a manifest holds, at least."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    data: dict[str, Any]
+    vocab: list[str]
+    seq_len: int
+    counts: dict[str, int]
+    splits: dict[str, dict[str, Entry]]
 
 
 @dataclass(frozen=True)
@@ -91,20 +117,23 @@ class Dataset:
     def open(path: Path) -> "Dataset":
         """Open a built dataset. Fails in one line where the manifest is missing, broken or does not match the files."""
         try:
-            manifest = files.read_json(path / MANIFEST)
-        except FileNotFoundError:
+            manifest = files.read_object(path / MANIFEST, AGAIN)
+        except (FileNotFoundError, NotADirectoryError):
             raise UserError(
                 f"{path} holds no dataset (no {MANIFEST}): build one with `ponder data build PRESET`"
             ) from None
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path / MANIFEST} is damaged (line {error.lineno}): delete the folder and build again"
-            ) from None
-        if not isinstance(manifest, dict) or manifest.get("version") != VERSION:
-            version = manifest.get("version") if isinstance(manifest, dict) else None
-            raise UserError(f"{path} has format {version}, this ponder reads {VERSION}: build it again")
-        dataset = Dataset(path, DataConfig.model_validate(manifest["data"]), manifest)
+        except OSError as error:
+            raise UserError(f"cannot read {path / MANIFEST}: {error.strerror}") from None
+        if manifest.get("version") != VERSION:
+            raise UserError(f"{path} has format {manifest.get('version')}, this ponder reads {VERSION}: build it again")
+        try:
+            parse(Manifest, manifest)
+            dataset = Dataset(path, parse(DataConfig, manifest["data"]), manifest)
+        except UserError as error:
+            raise UserError(f"{path / MANIFEST} is damaged ({error}): {AGAIN}") from None
         domain = dataset.domain
+        if not manifest["splits"].keys() == manifest["counts"].keys() == domain.splits.keys():
+            raise UserError(f"{path / MANIFEST} is damaged (its splits are not {', '.join(domain.splits)}): {AGAIN}")
         if list(domain.vocab) != manifest["vocab"] or domain.seq_len != manifest["seq_len"]:
             raise UserError(
                 f"{path} was built with {len(manifest['vocab'])} symbols and {manifest['seq_len']} tokens, its "
@@ -137,15 +166,37 @@ class Dataset:
             file = self.path / entry["file"]
             try:
                 array = np.load(file, mmap_mode="r")
-            except (OSError, ValueError):
+            except (OSError, ValueError, EOFError):
                 raise UserError(f"{file} is missing or damaged: delete {self.path} and build again") from None
+            if not isinstance(array, np.ndarray):
+                raise UserError(f"{file} holds no array: delete {self.path} and build again")
             if list(array.shape) != entry["shape"] or str(array.dtype) != entry["dtype"]:
                 raise UserError(
                     f"{file} has shape {list(array.shape)} {array.dtype}, the manifest says {entry['shape']} "
                     f"{entry['dtype']}: delete {self.path} and build again"
                 )
             out[name] = array
+        for name in ("inputs", "labels"):  # of every domain; what else there is, is its own
+            if name not in out or out[name].ndim != 2 or out[name].dtype.kind not in "iu":
+                raise UserError(f"{self.path} has no rows of whole numbers as {split}.{name}: {AGAIN}")
+            if len(out[name]) != self.counts[split]:
+                raise UserError(
+                    f"{self.path} has {len(out[name])} rows of {split}.{name}, the manifest says {self.counts[split]}: "
+                    f"{AGAIN}"
+                )
         return out
+
+    def examples(self, split: str, index: Ints) -> Batch:
+        """Some examples of a split, made sure to be tokens."""
+        batch = self.source(split).fetch(index, np.zeros_like(index))
+        for name, rows in (("inputs", batch.inputs), ("labels", batch.labels)):
+            shape = (len(index), self.domain.seq_len)
+            if rows.shape != shape or (rows.size and not 0 <= rows.min() <= rows.max() < len(self.domain.vocab)):
+                raise UserError(
+                    f"{self.path}: {split} {name} are not {self.domain.seq_len} tokens of {len(self.domain.vocab)} "
+                    f"symbols each: {AGAIN}"
+                )
+        return batch
 
     def source(self, split: str) -> Source:
         return self.domain.source(split, self.arrays(split), self.config.seed)
@@ -171,7 +222,7 @@ def open_named(name: str, overrides: Sequence[str], root: Path, workers: int | N
         return Dataset.open(Path(name))
     config = resolve(name, None, parse_overrides(overrides))
     with Bar() as bar:
-        return Dataset.open(build(config.data, root, workers or default_workers(), bar))
+        return Dataset.open(build(config.data, root, default_workers() if workers is None else workers, bar))
 
 
 @dataclass(frozen=True)
@@ -189,7 +240,7 @@ def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verifi
     for split in dataset.manifest["splits"]:
         source = dataset.source(split)
         index = np.unique(np.linspace(0, len(source) - 1, min(sample, len(source))).astype(np.int64))
-        batch = source.fetch(index, np.zeros_like(index))
+        batch = dataset.examples(split, index)
         if dataset.domain.checkable:
             accepted = dataset.domain.check(batch.inputs, batch.labels)
             if not accepted.all():

@@ -67,6 +67,15 @@ def schema() -> dict[str, Any]:
                 },
                 "additionalProperties": False,
             },
+            "published": {
+                "type": "object",
+                "description": "in a model preset: domain -> what its authors set for it, at paper scale",
+                "additionalProperties": {
+                    "type": "object",
+                    "properties": {name: {"$ref": f"#/$defs/{SECTIONS[name].__name__}"} for name in ("model", "train")},
+                    "additionalProperties": False,
+                },
+            },
         },
         "additionalProperties": False,
         "$defs": defs,

@@ -48,3 +48,8 @@ def waiting(text: str) -> Iterator[None]:
 
 def percent(value: float) -> str:
     return f"{100 * value:.1f}"
+
+
+def printable(text: str) -> str:
+    """Words of others for a terminal: what would move its cursor, change its title or turn the line is escaped."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

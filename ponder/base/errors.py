@@ -1,11 +1,13 @@
 """Errors a user can act on. The CLI prints them as one line, without a traceback."""
 
 import difflib
+import errno
 import json
 import os
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ponder.base import source
@@ -16,6 +18,15 @@ LAUNCHED = "PONDER_LAUNCHED"
 
 class UserError(Exception):
     """Something the user gave is wrong. The message says what was given, what is allowed and what to do."""
+
+    code = 2
+    """What the process ends with."""
+
+
+class RankLost(UserError):
+    """Another process of this training is gone. Whoever started both should rather say why that one ended."""
+
+    code = 3
 
 
 def needs_extra(what: str, extra: str) -> UserError:
@@ -37,6 +48,22 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names)}")
+
+
+FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
+"""What a system says of a full disk."""
+
+
+@contextmanager
+def disk_in_words() -> Iterator[None]:
+    """What the system says of a file, as an error that a user can act on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is None:  # of a network, a pipe, a library
+            raise
+        do = "make room, then give the same command again" if error.errno in FULL else "give another place, or mend it"
+        raise UserError(f"cannot use {error.filename} ({error.strerror}): {do}") from None
 
 
 def handed_over(error: Exception) -> bool:

@@ -10,14 +10,14 @@ import json
 import os
 import shutil
 import socket
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))
-"""What a system says of a full disk."""
+from ponder.base.errors import FULL, UserError
 
 # One file -------------------------------------------------------------------------------------------------------------
 
@@ -27,7 +27,7 @@ def write(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with part.open("wb") as file:
+        with _named(path), part.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
@@ -37,12 +37,66 @@ def write(path: Path, content: str | bytes) -> None:
         part.unlink(missing_ok=True)
 
 
+def append(path: Path, content: str) -> None:
+    """Add to the file, all or nothing as far as the system lives. `to_disk` makes it survive a power cut."""
+    with _named(path), path.open("ab") as file:
+        before = file.tell()
+        try:
+            file.write(content.encode())
+            file.flush()
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, before)
+            raise
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Say which file it was: a write that fails does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
 def write_json(path: Path, value: Any) -> None:
     write(path, json.dumps(value, indent=1))
 
 
+LARGEST = 64 * 2**20
+"""Bytes of a file that is read whole. The longest of ours, the names of an augmented ARC, take forty million."""
+
+
+def read(path: Path, limit: int = LARGEST) -> bytes:
+    """All of a regular file: one that is a pipe would keep us waiting for ever."""
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        about = os.fstat(file.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        if about.st_size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+        return file.read(limit)
+
+
 def read_json(path: Path) -> Any:
-    return json.loads(path.read_bytes())
+    content = read(path)
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise json.JSONDecodeError("nested too deeply", "", 0) from None
+
+
+def read_object(path: Path, do: str) -> dict[str, Any]:
+    """A file of names and values. `do`: what to do about one that is something else."""
+    try:
+        value = read_json(path)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged ({str(error).partition(';')[0]}): {do}") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{path} is damaged (it holds no names and values): {do}")
+    return value
 
 
 def sha256(path: Path) -> str:
@@ -109,11 +163,12 @@ def to_disk(path: Path) -> None:
     """Wait until a file, or the names in a folder, survive a power cut. A system that cannot sync folders need not."""
     folder = path.is_dir()
     try:
-        handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with _named(path):
+            handle = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
     except OSError as error:
         if not folder or error.errno in (errno.EIO, *FULL):
             raise
@@ -138,7 +193,10 @@ def locked(path: Path, patience: float = 0.0) -> Iterator[bool]:
         yield False
         return
     try:
-        _signature(path).write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8")
+        with suppress(OSError):  # a full disk
+            _signature(path).write_text(
+                json.dumps({"pid": os.getpid(), "host": socket.gethostname()}), encoding="utf-8"
+            )
         yield True
     finally:
         _signature(path).unlink(missing_ok=True)

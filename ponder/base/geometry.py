@@ -38,6 +38,10 @@ class Geometry:
     """For the mixer over relations; those of one name stand together."""
     symbols: tuple[int, ...] = ()
     """Tokens that a puzzle may rename among each other, and its answer with it."""
+    asked: tuple[int, ...] = ()
+    """Positions of the digits of a number: the steps that the puzzle asks for, for models that take one at a time."""
+    zero: int = 0
+    """The token of the digit 0."""
 
 
 NO_GEOMETRY = Geometry()

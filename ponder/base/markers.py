@@ -1,5 +1,6 @@
-"""Pages that hold something generated, between two lines that nobody sees."""
+"""Pages that hold something generated: tables, and what stands between two lines that nobody sees."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from ponder.base import files
@@ -25,3 +26,8 @@ def around(path: Path, begin: str, end: str) -> tuple[str, str]:
     if not (found and closed):
         raise UserError(f"{path} lacks the lines {begin} and {end}: put them where it belongs")
     return before, after
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 # What a random number is for. Two uses never share a key.
 SLOT, NOISE_X, NOISE_H, NOISE_L, EXPLORE, EXPLORE_LENGTH, MASK, ORDER = range(1, 9)
+INIT_H, INIT_L, EXAMPLE, CORRUPT, STATE = range(9, 14)
 
 _GOLDEN = 0x9E3779B97F4A7C15
 
@@ -65,6 +66,11 @@ def _mix32(x: Tensor) -> Tensor:
 def uniform(key: Tensor) -> Tensor:
     """[B] keys -> [B] numbers in [0, 1)."""
     return _shift(fold(key, 0), 40).to(torch.float32) * 2.0**-24
+
+
+def uniforms(key: Tensor, count: int) -> Tensor:
+    """[B] keys -> [B, count] numbers in [0, 1)."""
+    return (_bits(key, count) >> 8).bitwise_and_(0xFFFFFF).to(torch.float32).mul_(2.0**-24)
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

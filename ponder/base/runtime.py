@@ -3,7 +3,9 @@
 import ctypes
 import os
 import platform
-from contextlib import AbstractContextManager, nullcontext, suppress
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ponder.base.errors import UserError
+from ponder.base.errors import RankLost, UserError
 from ponder.base.source import commit
 
 
@@ -39,7 +41,8 @@ class Runtime:
         for dtype in {t.dtype for t in tensors}:
             same = [t for t in tensors if t.dtype == dtype]
             flat = torch.cat([t.reshape(-1) for t in same])
-            dist.all_reduce(flat)
+            with self._meeting():
+                dist.all_reduce(flat)
             for t, part in zip(same, flat.split([t.numel() for t in same]), strict=True):
                 t.copy_(part.view_as(t))
 
@@ -48,19 +51,34 @@ class Runtime:
         if self.world == 1:
             return tensor
         parts = [torch.empty_like(tensor) for _ in range(self.world)]
-        dist.all_gather(parts, tensor.contiguous())
+        with self._meeting():
+            dist.all_gather(parts, tensor.contiguous())
         return torch.cat(parts)
 
     def gather_objects(self, value: Any) -> list[Any]:
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
-        dist.all_gather_object(values, value)
+        with self._meeting():
+            dist.all_gather_object(values, value)
         return values
 
     def barrier(self) -> None:
         if self.world > 1:
-            dist.barrier()
+            with self._meeting():
+                dist.barrier()
+
+    @contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """A rank that survives another ends too, and says so."""
+        try:
+            yield
+        except RuntimeError as error:
+            why = re.sub(r"^\[\S+\] ", "", str(error)).splitlines()[0].partition(". This is")[0]
+            raise RankLost(
+                f"rank {self.rank} of {self.world} ends because another rank is gone ({why}): the same command goes on "
+                f"from the last checkpoint"
+            ) from None
 
     def close(self) -> None:
         if self.world > 1:

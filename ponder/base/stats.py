@@ -1,14 +1,17 @@
 """The statistics: shares of examples, means over seeds, differences in pairs, and what can be said of either with 95%.
 
 Two things vary: the seed of a training and the examples it is judged on. All variants share both, so that a difference
-is taken seed by seed and example by example. Its interval adds both parts in squares: Student's t over the seeds, and
-the examples' own spread of the difference averaged over seeds. With one seed only the second part is known.
+is taken seed by seed (seeds are blocks) and example by example. Its standard error adds both parts in squares: the
+spread over seeds, pooled over the variants of a study where it can be, and the examples' own spread of the difference
+averaged over seeds; Student's t then has the degrees of freedom that Satterthwaite gives such a sum. With one seed only
+the examples' part is known, which says nothing about another seed.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -18,6 +21,11 @@ Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.floating[Any]]
 Z95 = 1.959963984540054
 """Two-sided 95% point of the normal distribution."""
+LEVEL = 0.025
+"""Of each side of a comparison, so that its interval is one of 95%."""
+POWER = 0.8
+MANY = 10_000
+"""Degrees of freedom from which Student's t is taken as normal."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,77 @@ class Estimate:
     examples: int | None = None
     paired: bool = False
     """Whether a difference was taken example by example."""
+    error: float | None = None
+    """Standard error; None of a ratio of spreads, and where the data cannot say."""
+    freedom: float | tuple[int, int] = math.inf
+    """Degrees of freedom: of Student's t, or the two of F where this is the logarithm of a ratio of spreads."""
+    pooled: int = 0
+    """Variants whose residuals the error is pooled over; 0: its own two alone."""
+
+    def above(self, limit: float) -> float:
+        """How likely a value like this, or a larger one, is if the truth is no more than `limit`: the p-value of the
+        claim that it lies above."""
+        if isinstance(self.freedom, tuple):
+            return 1 - f_share(math.exp(2 * (self.value - limit)), *self.freedom)
+        if not self.error:
+            return 1.0 if self.error is None or self.value <= limit else 0.0
+        return t_tail((self.value - limit) / self.error, self.freedom)
+
+    def below(self, limit: float) -> float:
+        if isinstance(self.freedom, tuple):
+            return f_share(math.exp(2 * (self.value - limit)), *self.freedom)
+        if not self.error:
+            return 1.0 if self.error is None or self.value >= limit else 0.0
+        return t_tail((limit - self.value) / self.error, self.freedom)
+
+    def visible(self, same: bool = False) -> float | None:
+        """The smallest true difference that such an experiment finds four times in five; `same`: the smallest margin
+        within which it would show two equal ones to be equal as often."""
+        if isinstance(self.freedom, tuple):
+            a, b = self.freedom
+            return 0.5 * math.log(f_quantile(1 - LEVEL, a, b) / f_quantile(1 - POWER, a, b))
+        if self.error is None or self.seeds < 2:
+            return None
+        power = (1 + POWER) / 2 if same else POWER  # equal ones have to pass on both sides
+        return (t_quantile(1 - LEVEL, self.freedom) + t_quantile(power, self.freedom)) * self.error
+
+
+@dataclass(frozen=True)
+class Pool:
+    """The variance of one seed's difference of two variants, from the residuals of several."""
+
+    variance: float
+    freedom: int
+    variants: int
+
+
+def blocks(table: Sequence[Sequence[float]]) -> Pool | None:
+    """From [variants, seeds] of a score: what neither the variant nor the seed (a block) explains."""
+    y = np.asarray(table, dtype=np.float64)
+    if y.ndim != 2 or min(y.shape) < 2:
+        return None
+    rest = y - y.mean(axis=1, keepdims=True) - y.mean(axis=0, keepdims=True) + y.mean()
+    freedom = (y.shape[0] - 1) * (y.shape[1] - 1)
+    return Pool(2 * float((rest**2).sum()) / freedom, freedom, y.shape[0])
+
+
+def within(table: Sequence[Sequence[float]]) -> Pool | None:
+    """From [variants, seeds] of a difference that each variant has with itself, as between two splits."""
+    d = np.asarray(table, dtype=np.float64)
+    if d.ndim != 2 or d.shape[1] < 2:
+        return None
+    freedom = d.shape[0] * (d.shape[1] - 1)
+    return Pool(float(((d - d.mean(axis=1, keepdims=True)) ** 2).sum()) / freedom, freedom, d.shape[0])
+
+
+def holm(chances: Sequence[float]) -> list[float]:
+    """The p-values of a family, corrected so that any false one among them is as likely as its p-value says."""
+    order = sorted(range(len(chances)), key=chances.__getitem__)
+    out, highest = [0.0] * len(chances), 0.0
+    for rank, place in enumerate(order):
+        highest = max(highest, min(1.0, (len(chances) - rank) * chances[place]))
+        out[place] = highest
+    return out
 
 
 def spread(values: Sequence[float]) -> float | None:
@@ -64,16 +143,29 @@ def half_of_proportion(p: float, n: float) -> float:
     return float(max(p - found["low"], found["high"] - p))
 
 
-def interval(values: Sequence[float], examples_half: float | None) -> tuple[float, float] | None:
-    """The 95% interval of a mean over seeds: t over seeds and the examples' part, added in squares."""
-    middle, sd = float(np.mean(values)), spread(values)
-    parts = [] if sd is None else [t95(len(values) - 1) * sd / math.sqrt(len(values))]
+def interval(
+    values: Sequence[float], examples_half: float | None, pool: Pool | None = None
+) -> tuple[float, float, bool] | None:
+    """Standard error of a mean over seeds, its degrees of freedom, and whether the pool was used. Of the pool's
+    variance and these seeds' own the larger counts, with at most twice their own degrees of freedom: where a loud pair
+    stands among quiet variants the pool alone finds four times as many differences as there are (simulated in the
+    tests)."""
+    sd, n = spread(values), len(values)
+    parts, freedom, used = [], math.inf, False
+    if sd is not None:
+        variance, freedom = sd**2, n - 1
+        if pool is not None:
+            freedom, used = min(pool.freedom, 2 * (n - 1)), pool.variants > 2
+            variance = max(variance, pool.variance)
+        parts.append(math.sqrt(variance / n))
     if examples_half is not None:
-        parts.append(examples_half)
+        parts.append(examples_half / Z95)
     if not parts:
         return None
-    half = math.hypot(*parts)
-    return middle - half, middle + half
+    error = math.hypot(*parts)
+    if sd is not None:
+        freedom = freedom * (error / parts[0]) ** 4 if parts[0] > 0 else math.inf
+    return error, freedom, used
 
 
 def estimate(values: Sequence[float], examples: int | None, parts: int = 1) -> Estimate:
@@ -81,10 +173,28 @@ def estimate(values: Sequence[float], examples: int | None, parts: int = 1) -> E
     `parts` splits of equal size whose mean the share is."""
     middle = float(np.mean(values))
     half = None if examples is None else half_of_proportion(min(max(middle, 0.0), 1.0), examples * parts)
-    low, high = interval(values, half) or (None, None)
-    if examples is not None and low is not None and high is not None:
-        low, high = max(low, 0.0), min(high, 1.0)
-    return Estimate(middle, len(values), spread(values), low, high, examples)
+    found = _around(middle, values, half, examples)
+    if examples is None or found.low is None or found.high is None:
+        return found
+    return replace(found, low=max(found.low, 0.0), high=min(found.high, 1.0))
+
+
+def _around(
+    middle: float,
+    values: Sequence[float],
+    half: float | None,
+    examples: int | None,
+    pool: Pool | None = None,
+    paired: bool = False,
+) -> Estimate:
+    known = interval(values, half, pool)
+    if known is None:
+        return Estimate(middle, len(values), spread(values), None, None, examples, paired)
+    error, freedom, used = known
+    reach = t_quantile(1 - LEVEL, freedom) * error
+    pooled = pool.variants if used and pool is not None else 0
+    low, high = middle - reach, middle + reach
+    return Estimate(middle, len(values), spread(values), low, high, examples, paired, error, freedom, pooled)
 
 
 def paired_half(difference: Floats) -> float:
@@ -104,12 +214,16 @@ def paired(a: Bools, b: Bools) -> dict[str, float]:
 
 
 def difference(
-    a: Sequence[float], b: Sequence[float], examples_half: float | None, examples: int | None, paired: bool = False
+    a: Sequence[float],
+    b: Sequence[float],
+    examples_half: float | None,
+    examples: int | None,
+    paired: bool = False,
+    pool: Pool | None = None,
 ) -> Estimate:
     """a - b, seed by seed. `examples_half` is the examples' part of the interval, None where there is none."""
     each = [x - y for x, y in zip(a, b, strict=True)]
-    low, high = interval(each, examples_half) or (None, None)
-    return Estimate(float(np.mean(each)), len(each), spread(each), low, high, examples, paired)
+    return _around(float(np.mean(each)), each, examples_half, examples, pool, paired)
 
 
 def unpaired_half(p_a: float, n_a: float, p_b: float, n_b: float) -> float:
@@ -126,19 +240,32 @@ def spread_ratio(a: Sequence[float], b: Sequence[float]) -> Estimate | None:
     ratio = (sd_a / sd_b) ** 2
     d_a, d_b = len(a) - 1, len(b) - 1
     low, high = (0.5 * math.log(ratio / f_quantile(p, d_a, d_b)) for p in (0.975, 0.025))
-    return Estimate(0.5 * math.log(ratio), min(len(a), len(b)), None, low, high)
+    return Estimate(0.5 * math.log(ratio), min(len(a), len(b)), None, low, high, freedom=(d_a, d_b))
 
 
 # Quantiles, without scipy ---------------------------------------------------------------------------------------------
 
 
 @cache
-def t95(freedom: int) -> float:
-    """The two-sided 95% point of Student's t: t^2 is F with (1, freedom) degrees of freedom."""
-    return math.sqrt(f_quantile(0.95, 1, freedom))
+def t_quantile(p: float, freedom: float) -> float:
+    """Where Student's t reaches p, which is above a half: t^2 is F with (1, freedom) degrees of freedom."""
+    return math.sqrt(f_quantile(2 * p - 1, 1, freedom)) if freedom < MANY else NormalDist().inv_cdf(p)
 
 
-def f_quantile(p: float, a: int, b: int) -> float:
+def t_tail(t: float, freedom: float) -> float:
+    """The chance that Student's t is larger than this."""
+    if freedom >= MANY:
+        return 0.5 * math.erfc(t / math.sqrt(2))
+    half = 0.5 * incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5)
+    return half if t > 0 else 1 - half
+
+
+def f_share(x: float, a: float, b: float) -> float:
+    """The chance that F with (a, b) degrees of freedom is at most x."""
+    return incomplete_beta(a * x / (a * x + b), a / 2, b / 2)
+
+
+def f_quantile(p: float, a: float, b: float) -> float:
     """Where the F distribution with (a, b) degrees of freedom reaches p, by bisection of its beta form."""
     low, high = 0.0, 1.0
     for _ in range(200):

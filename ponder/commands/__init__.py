@@ -31,6 +31,7 @@ VERBS = {
     "cost": Verb("cost", "parameters, layer applications, FLOPs and memory of a model"),
     "policies": Verb("policies", "accuracy against compute for every halting policy"),
     "search": Verb("search", "noisy restarts in parallel until the checker accepts"),
+    "trace": Verb("trace", "look inside: residual, stretch and trajectories of the state, step by step"),
     "eval-llm": Verb("eval_llm", "put a domain's examples to a language model"),
     "study": Verb("study", "the paper's experiments as one-diff variants: list, show, run, status, report"),
     "import": Verb("import_", "convert a published HRM, TRM or URM checkpoint"),

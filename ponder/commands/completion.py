@@ -94,8 +94,8 @@ TAKES = {
     ("domain", "name"): "domains",
     ("solve", "model"): "solvers",
     ("zoo", "words"): "zoo",
-    **{(verb, "checkpoint"): "zoo" for verb in ("eval", "policies", "search", "export")},
-    **{(verb, "domain"): "presets" for verb in ("eval", "policies", "search", "eval-llm")},
+    **{(verb, "checkpoint"): "zoo" for verb in ("eval", "policies", "search", "trace", "export")},
+    **{(verb, "domain"): "presets" for verb in ("eval", "policies", "search", "trace", "eval-llm")},
     **{(verb, "model"): "zoo" for verb in ("serve", "mcp")},
     **{("study", dest): "studies" for dest in ("name", "names")},
 }

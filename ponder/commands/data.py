@@ -63,7 +63,7 @@ def show_example(dataset: Dataset, split: str, index: int, svg: Path | None) -> 
     source = dataset.source(split)
     if not 0 <= index < len(source):
         raise UserError(f"--index {index} is outside {split}: it has examples 0 to {len(source) - 1}")
-    batch = source.fetch(np.array([index]), np.array([0]))
+    batch = dataset.examples(split, np.array([index]))
     inputs, labels = batch.inputs[0], batch.labels[0]
     domain = dataset.domain
     console.print(f"[dim]{dataset.path.name}, {split} {index}[/]")

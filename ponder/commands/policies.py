@@ -46,16 +46,17 @@ def main(args: Sequence[str]) -> None:
         prog="ponder policies",
         description="Accuracy against compute for every halting policy on one checkpoint.",
         epilog="full: the whole budget, the main protocol. halt: the halting head says so (with a threshold on its "
-        "probability, or when halting beats going on). stable m: the answer unchanged for m steps. checker: the rules "
-        "accept the answer.",
+        "probability, or when halting beats going on). stable m: the answer unchanged for m steps. residual < r: "
+        "the last step moved the state by less than r of its size. checker: the rules accept the answer.",
     )
     add_subject(parser)
     parser.add_argument("--budget", type=int, help="ACT steps at most (default: the training budget)")
     parser.add_argument("--threshold", type=float, nargs="+", default=THRESHOLDS, metavar="P")
     parser.add_argument("--stable", type=int, nargs="+", default=STABLE, metavar="M")
+    parser.add_argument("--residual", type=float, nargs="+", default=(), metavar="R", help="default: none")
     known = parser.parse_args(args)
     what = read_subject(known)
-    policies = all_policies(what.model, what.domain, known.threshold, known.stable)
+    policies = all_policies(what.model, what.domain, known.threshold, known.stable, known.residual)
     result = compare_policies(what, known.budget, policies, known.slots)
     console = Console(highlight=False)
     print_policies(result, console)

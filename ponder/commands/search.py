@@ -6,24 +6,26 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from ponder.commands.policies import add_subject, read_subject
-from ponder.evaluation.schema import SearchPlan
-from ponder.evaluation.search import SIZE, default_noise, report
+from ponder.config.schema import SearchPlan
+from ponder.evaluation.search import report
 from ponder.evaluation.show import draw_search, print_search
 from ponder.evaluation.subject import write_result
+from ponder.inference.search import RULES, SIZE, default_noise
 
 
 def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="ponder search",
         description="Noisy restarts of each puzzle in parallel until the checker accepts an answer.",
-        epilog="For Sudoku, Maze and Arithmetic. With --select confidence no checker is used: all restarts run to the "
-        "end and the most confident answer counts.",
+        epilog="For Sudoku, Maze and Arithmetic. By another rule than the checker's, everywhere: "
+        + "; ".join(f"{name}: {what}" for name, what in RULES.items() if name != "checker")
+        + ".",
     )
     add_subject(parser)
     parser.add_argument("--restarts", type=int, default=8, metavar="R")
     parser.add_argument("--steps", type=int, metavar="T", help="ACT steps of a restart (default: the training budget)")
     parser.add_argument("--noise", type=float, metavar="ETA", help=f"per element (default: {SIZE} / sqrt(width))")
-    parser.add_argument("--select", choices=("checker", "confidence"), default="checker")
+    parser.add_argument("--select", choices=tuple(RULES), default="checker")
     parser.add_argument("--totals", type=int, nargs="+", metavar="N", help="compute to split into breadth and depth")
     parser.add_argument("--seed", type=int, default=0)
     known = parser.parse_args(args)

@@ -52,7 +52,18 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("puzzles", nargs="*", metavar="PUZZLE", help="text or JSON; - reads one a line from stdin")
     parser.add_argument("--file", type=Path, metavar="F", help="one puzzle a line, text or JSON")
     parser.add_argument("--random", type=int, nargs="?", const=-1, metavar="SEED", help="make a puzzle to solve")
-    parser.add_argument("--fallback", choices=("exact",), help="let a classical solver answer where the model fails")
+    parser.add_argument(
+        "--fallback",
+        choices=("exact", "guided"),
+        help="let a classical solver answer where the model fails; guided: by the model's logits",
+    )
+    parser.add_argument(
+        "--search",
+        type=int,
+        default=0,
+        metavar="R",
+        help="where the answer is refused: R restarts with noise, side by side, until one is accepted (try 8)",
+    )
     parser.add_argument("--steps", type=int, metavar="N", help="ACT steps at most (default: 4 times the training's)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, errors too")
     parser.add_argument("--trace", action="store_true", help="with --json: the answer after every step")
@@ -64,7 +75,7 @@ def main(args: Sequence[str]) -> None:
         raise UserError("--watch and --json exclude each other: --json --trace gives every step as data")
     if asked.trace and not asked.json:
         raise UserError("--trace belongs to --json: use --watch to see the steps")
-    shelf, wanted = open_shelf(asked.model, asked.steps, asked.fallback)
+    shelf, wanted = open_shelf(asked.model, steps=asked.steps, fallback=asked.fallback, search=asked.search)
     first = shelf.of(wanted)[0]
     puzzles = gather(asked, shelf, wanted, first)
     one = len(asked.puzzles) < 2 and "-" not in asked.puzzles and asked.file is None
@@ -76,15 +87,17 @@ def main(args: Sequence[str]) -> None:
             say(each, drawn=asked.watch)
             failed |= isinstance(each, Failure) or each.verified is False
         write_pictures(asked, found)
+    if not say.count:
+        raise _no_puzzle(first)
     if failed:
         raise SystemExit(1)
 
 
-def open_shelf(model: str, steps: int | None, fallback: Any) -> tuple[Shelf, str]:
+def open_shelf(model: str, **how: Any) -> tuple[Shelf, str]:
     """The zoo, or the one model in a folder; and the name to ask for."""
     if model not in zoo_names() and not registry.known(model) and Path(model).exists():
-        return Shelf([model], steps=steps, fallback=fallback), Path(model).name
-    return Shelf(steps=steps, fallback=fallback), model
+        return Shelf([model], **how), Path(model).name
+    return Shelf(**how), model
 
 
 # Puzzles in -----------------------------------------------------------------------------------------------------------
@@ -103,12 +116,16 @@ def gather(asked: argparse.Namespace, shelf: Shelf, wanted: str, first: Solver) 
         print(f"random puzzle of {first.name}; again with --random {seed}", file=sys.stderr)
         sources.append([first.domain.format(first.domain.sample(seed, 1)[0][0])])
     if not sources:
-        example = first.domain.format(first.domain.sample(0, 1)[0][0])
-        raise UserError(f"no puzzle: give one, - for stdin, --file F or --random; {first.name} reads {example!r}")
+        raise _no_puzzle(first)
     drawn = [option for option in ("gif", "svg") if getattr(asked, option) is not None]
     if drawn and (len(sources) > 1 or "-" in words or asked.file is not None):
         raise UserError(f"--{drawn[0]} draws one puzzle: give just one on the command line, or --random")
     return (_puzzle(line) for line in chain.from_iterable(sources) if line.strip())
+
+
+def _no_puzzle(solver: Solver) -> UserError:
+    example = solver.domain.format(solver.domain.sample(0, 1)[0][0])
+    return UserError(f"no puzzle: give one, - for stdin, --file F or --random; {solver.name} reads {example!r}")
 
 
 def _reads(shelf: Shelf, wanted: str, puzzle: str) -> bool:
@@ -135,7 +152,7 @@ def _puzzle(line: str) -> str | Json:
     if line.lstrip()[:1] in ("{", "["):
         try:
             return json.loads(line)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return line
     return line.strip("\r\n")
 
@@ -189,7 +206,7 @@ def watch(console: Console, shelf: Shelf, wanted: str, puzzle: str | Json) -> An
             drawing = solver.domain.render(inputs, thought.answer)
             show(f"step {thought.step}  {_bar(thought.confidence)}", marked(drawing, before))
             before = drawing
-    return solver.answer(inputs, trace)
+    return solver.answer(inputs, trace, found=solver.searched(inputs[None], [trace]).get(0))
 
 
 def marked(drawing: Text, before: Text) -> Text:

@@ -1,4 +1,4 @@
-"""`ponder study`: list, show, run, status, report, cost; `cell`, which a worker or torchrun runs, and `migrate`."""
+"""`ponder study`: list, show, run, status, report, cost, task; `cell`, which a worker runs, and `migrate`."""
 
 import argparse
 import os
@@ -9,7 +9,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ponder.base.errors import UserError
-from ponder.studies.spec import SCALES, Study, Training, chosen, load, load_all, names, plan
+from ponder.config.resolve import parse_overrides
+from ponder.studies.spec import SCALES, Study, Training, chosen, is_smoke, load, load_all, names, plan
 from ponder.studies.store import Store
 
 RESULTS = Path("results/cells")
@@ -20,7 +21,9 @@ def main(args: Sequence[str]) -> None:
         prog="ponder study",
         description="Experiments as one-diff variants of a baseline: run what is missing, report what is stored.",
     )
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="list|show|run|status|report|cost|cell|migrate")
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="list|show|run|status|report|cost|task|cell|migrate"
+    )
     verbs.add_parser("list", help="the studies")
     show = verbs.add_parser("show", help="a study's variants and cells")
     show.add_argument("name")
@@ -43,6 +46,16 @@ def main(args: Sequence[str]) -> None:
     cost.add_argument("--gpu", default="H100", help="which GPU (default H100)")
     cost.add_argument("--utilisation", type=float, default=0.3, help="share of its peak (default 0.3)")
     cost.add_argument("--write", type=Path, metavar="FILE", help="put the table between the markers of this page")
+    task = verbs.add_parser(
+        "task",
+        help="whether a task can tell recipes apart: trains dense, hrm and ponder on it, or reads their trainings",
+        description="Settings such as --data.size 6 --train.updates 500 change it; without a task: all that was tried.",
+        allow_abbrev=False,
+    )
+    task.add_argument("task", nargs="?", metavar="TASK")
+    task.add_argument("--name", help="what to call the candidate (default: the task and its key)")
+    task.add_argument("--seeds", type=int, nargs="+", default=[0], metavar="N")
+    task.add_argument("--read", action="store_true", help="train nothing: read what is stored")
     cell = verbs.add_parser("cell", help="run one cell in this process, or in torchrun's ranks")
     cell.add_argument("labels", nargs="+", metavar="STUDY/VARIANT/TASK/sSEED")
     cell.add_argument("--key", help=argparse.SUPPRESS)
@@ -52,12 +65,21 @@ def main(args: Sequence[str]) -> None:
     migrate = verbs.add_parser("migrate", help="give the results of an older ponder the names they have now")
     for each in (show, run, status, report, cell, migrate):
         each.add_argument("--scale", choices=SCALES, default="mini")
+        each.add_argument(
+            "--smoke", action="store_true", help="shrunk to seconds: with --scale paper, the paper's form"
+        )
+    for each in (show, run, status, report, task, cell, migrate):
         each.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
         each.add_argument("--runs", type=Path, default=Path("runs/cells"), metavar="DIR")
-    for each in (run, cell):
+    for each in (run, task, cell):
         each.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR")
         each.add_argument("--device", default="auto")
-    known = parser.parse_args(args)
+    known, settings = parser.parse_known_args(args)
+    if settings and known.verb != "task":
+        parser.error(f"unrecognized arguments: {' '.join(settings)}")
+    known.settings = settings
+    if getattr(known, "smoke", False) and not is_smoke(known.scale):
+        known.scale = {"mini": "smoke", "paper": "paper-smoke"}[known.scale]
     ACTIONS[known.verb](known)
 
 
@@ -106,6 +128,38 @@ def _cost(args: argparse.Namespace) -> None:
     from ponder.studies.cost import print_costs
 
     print_costs(load_all(args.names, "paper"), args.gpu, args.utilisation, args.write)
+
+
+def _task(args: argparse.Namespace) -> None:
+    from ponder.data import Dataset, build, default_workers
+    from ponder.studies import candidate, fixed
+    from ponder.studies.run import Assignment, attempt_cell
+
+    store = _store(args)
+    root = store.root.parent / "tasks"
+    if args.task is None:
+        print(candidate.table(candidate.read_all(root)))
+        return
+    changes = parse_overrides(args.settings)
+    cells = candidate.study_of(args.task, changes, args.seeds).cells("mini")
+    for cell in cells:
+        if not args.read and store.read(cell) is None:
+            print(f"training {cell.variant} on {cell.task}, seed {cell.seed}", flush=True)
+            code = attempt_cell(cell, Assignment((cell.label,), "mini", store, args.data_dir, args.device))
+            if code:
+                why = store.failed(cell) or "another process has it, or it was stopped: the same command goes on"
+                raise UserError(f"{cell.variant} on {cell.task} is not trained: {why}")
+    stored = {cell.key: found for cell in cells if (found := store.read(cell)) is not None}
+    if missing := [cell.variant for cell in cells if cell.key not in stored]:
+        raise UserError(f"{', '.join(missing)} on {args.task} are not trained: leave out --read")
+    constants = fixed.read(store.fixed, stored[cells[0].key].data_hash)
+    if constants is None and not args.read:
+        constants = fixed.keep(Dataset.open(build(cells[0].config.data, args.data_dir, default_workers())), store.fixed)
+    key = next(cell.key for cell in cells if cell.variant == "ponder")
+    tried = candidate.judge(args.name or f"{args.task}-{key}", changes, cells, stored, constants)
+    print(f"{candidate.table([tried])}\n")
+    for path in candidate.keep(tried, root):
+        print(path)
 
 
 def _cell(args: argparse.Namespace) -> None:
@@ -196,6 +250,7 @@ ACTIONS = {
     "status": _status,
     "report": _report,
     "cost": _cost,
+    "task": _task,
     "cell": _cell,
     "migrate": _migrate,
 }

@@ -9,12 +9,13 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 from pydantic_core import to_jsonable_python
 
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import EvalConfig, Frozen, ModelConfig, TrainConfig, parse
 from ponder.domains import registry
@@ -25,13 +26,20 @@ LABELS = ("preset", "scale", "about", "model.name")
 WITHOUT_EFFECT = ("train.save_every", "train.data_workers", "train.trackers")
 """With labels, what no key counts. All else may change the last bits (compile, eval.batch) or what is kept of a
 training (log_every, eval.examples)."""
+LARGEST, DEEPEST, REPEATED = 2**20, 50, 100
+"""Bytes of a YAML file, how deep it may nest, and how often a part may stand for another."""
+
+
+LONGEST = 1000
+"""Characters of a value on the command line."""
 
 
 class DataConfig(Frozen):
     """In YAML and on the command line the domain's own parameters stand beside `domain` and `seed`."""
 
     domain: str = Field(description="which kind of puzzle")
-    seed: int = Field(0, description="of what is generated, drawn or split off")
+    seed: int = Field(0, ge=0, description="of what is generated, drawn or split off")
+    augment: bool = Field(False, description="training examples under a symmetry of the domain, another each epoch")
     params: SerializeAsAny[Params]
 
     @model_validator(mode="before")
@@ -41,15 +49,20 @@ class DataConfig(Frozen):
             return value
         name = str(value.get("domain"))
         domain = registry.find(name)
-        rest = {k: v for k, v in value.items() if k not in ("domain", "seed")}
-        parsed = parse(domain.Params, rest, "data")
-        return {"domain": name, "seed": value.get("seed", 0), "params": parsed}
+        own = {k: v for k, v in value.items() if k in ("domain", "seed", "augment")}
+        parsed = parse(domain.Params, {k: v for k, v in value.items() if k not in own}, "data")
+        return {"seed": 0, **own, "params": parsed}
+
+    def stored(self) -> "DataConfig":
+        """What determines a dataset's bytes: symmetries on the fly are applied to the same files."""
+        return self.model_copy(update={"augment": False})
 
     def make(self) -> Domain:
         return registry.find(self.domain)(self.params)
 
     def flat(self) -> dict[str, Any]:
-        return {"domain": self.domain, "seed": self.seed, **self.params.model_dump(mode="json")}
+        augment = {"augment": True} if self.augment else {}
+        return {"domain": self.domain, "seed": self.seed, **augment, **self.params.model_dump(mode="json")}
 
 
 class Config(Frozen):
@@ -61,6 +74,23 @@ class Config(Frozen):
     model: ModelConfig = ModelConfig()
     train: TrainConfig
     eval: EvalConfig = EvalConfig()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        for name in ("corrupt", "fixpoint_weight", "winners"):
+            if self.model.states == 0 and getattr(self.train, name) != TrainConfig.model_fields[name].default:
+                raise ValueError(f"train.{name} is about the state, and a model with model.states 0 has none")
+        model = self.model
+        if model.symbols == "equivariant" and self.train.corrupt:
+            raise ValueError("train.corrupt embeds answers, which model.symbols equivariant has no embedding for")
+        if model.halting == "asked" and (self.train.supervise != "every" or self.train.winners > 1):
+            raise ValueError("model.halting asked has an answer for every step: set train.supervise every, winners 1")
+        if self.train.winners > 1 and model.init == "fixed" and not model.noise + model.dropout + model.state_dropout:
+            raise ValueError(
+                f"train.winners {self.train.winners}: all states of an example would be the same; set model.init to "
+                f"random, or noise or dropout"
+            )
+        return self
 
     def flat(self) -> dict[str, Any]:
         """Plain data that `resolve` of the same version reads back."""
@@ -118,28 +148,60 @@ def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) ->
     parent, recipe = data.pop("extends", None), data.pop("recipe", None)
     if parent:
         data = merge(_read(folder, parent, kind, plain), data)
+    if not isinstance(recipe, Mapping | None):
+        raise UserError(f"recipe: should hold keys and values, got {recipe!r}")
     if recipe and plain:
-        model = model_preset(recipe.pop("model"), data.get("scale", "paper")) if "model" in recipe else {}
+        recipe = dict(recipe)
+        model = _model_for(recipe.pop("model"), data) if "model" in recipe else {}
         data = merge(merge(data, model), recipe)
     return data
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML of a stranger: no deeper than anybody would write it, and with few parts that stand for others, none of them
+    in such a part itself: a few lines could hold more than memory does."""
+
+    depth = named = repeated = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        alias = isinstance(event, yaml.AliasEvent)
+        self.repeated += alias
+        if self.depth > DEEPEST or self.repeated > REPEATED or (alias and self.named):
+            raise yaml.YAMLError(f"it nests more than {DEEPEST} deep, or repeats its parts too often")
+        names = not alias and event.anchor is not None
+        self.depth, self.named = self.depth + 1, self.named + names
+        node = super().compose_node(parent, index)
+        self.depth, self.named = self.depth - 1, self.named - names
+        return node
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+        data = yaml.load(files.read(path, LARGEST).decode(), _Loader)
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{path} is not YAML that can be read: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} should hold keys and values")
     return data
 
 
-def model_preset(name: str, scale: str) -> dict[str, Any]:
-    """A model's own recipe; at mini scale its mini form where there is one."""
+def model_preset(name: str, scale: str, domain: str | None = None) -> dict[str, Any]:
+    """A model's own recipe; at mini scale its mini form where there is one, at paper scale with what its authors
+    published for this domain."""
     folder = PRESETS / "models"
     if scale == "mini" and (folder / f"{name}-mini.yaml").is_file():
         name = f"{name}-mini"
-    return _read(folder, name, "model")
+    recipe = _read(folder, name, "model")
+    published = recipe.pop("published", {})
+    return merge(recipe, published.get(domain, {})) if scale == "paper" else recipe
+
+
+def _model_for(model: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's recipe on this preset."""
+    return model_preset(model, data.get("scale", "paper"), data.get("data", {}).get("domain"))
 
 
 def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
@@ -152,7 +214,7 @@ def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] 
     else:
         data = {**_read(PRESETS, preset, "preset", plain=model is None), "preset": preset}
     if model is not None:
-        data = merge(data, model_preset(model, data.get("scale", "paper")))
+        data = merge(data, _model_for(model, data))
     return from_flat(merge(data, overrides or {}))
 
 
@@ -203,7 +265,11 @@ def parse_overrides(words: Sequence[str]) -> dict[str, Any]:
         *parents, last = key.replace("-", "_").split(".")
         for part in parents:
             at = at.setdefault(part, {})
-        at[last] = _value(text)
+            if not isinstance(at, dict):
+                raise UserError(f"--{key} goes on where an option before it gave a value: leave out one of them")
+        if isinstance(at.get(last), dict):
+            raise UserError(f"--{key} gives a value to what an option before it goes on from: leave out one of them")
+        at[last] = _value(key, text)
     return out
 
 
@@ -218,11 +284,15 @@ def _nearest_path(key: str) -> str | None:
     return near[0] if near else None
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
+    if len(text) > LONGEST:
+        raise UserError(f"--{key} has a value of {len(text)} characters: at most {LONGEST} are possible")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
         return text
+    except (ValueError, RecursionError):  # a date that is none, brackets in brackets
+        raise UserError(f"--{key} has a value that cannot be read: {text}") from None
     if isinstance(value, str):
         try:
             return float(value)  # YAML reads 3e-4 as text

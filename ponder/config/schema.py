@@ -5,6 +5,7 @@ The defaults are the paper's stabilised model. Nothing here knows a domain.
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -13,7 +14,11 @@ from ponder.base.errors import UserError
 
 
 class Frozen(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+DEEPEST = 100_000
+"""Layers that one ACT step may apply one after the other. Published models apply a few dozen, a file may say any."""
 
 
 class ModelConfig(Frozen):
@@ -33,6 +38,12 @@ class ModelConfig(Frozen):
     l_cycles: int = Field(2, ge=1, description="inner cycles of each cycle")
     h_horizon: int = Field(2, ge=1, description="K_H: the last cycles that gradients reach")
     l_horizon: int = Field(2, ge=1, description="K_L: the last inner cycles of each of those")
+    gradient: Literal["horizon", "implicit"] = Field(
+        "horizon", description="through the cycles of the horizon, or that of a fixed point: one cycle has a graph"
+    )
+    neumann: int = Field(
+        0, ge=0, description="implicit: terms of the Neumann series beside the first; 0 is the one-step gradient"
+    )
     mixer: Literal["attention", "mlp", "relations"] = Field(
         "attention",
         description="tokens mix by attention, an MLP over them, or along the domain's relations (rows, columns, boxes)",
@@ -47,17 +58,32 @@ class ModelConfig(Frozen):
     )
     prefix: int = Field(1, ge=1, description="positions the puzzle embedding is spread over")
     key_mask: bool = Field(False, description="attention ignores padded positions")
-    learned_init: bool = Field(True, description="initial states are parameters, not fixed buffers")
+    init: Literal["fixed", "random"] = Field(
+        "fixed", description="all examples start from the same states, or each from normal numbers that its key draws"
+    )
+    learned_init: bool = Field(True, description="fixed initial states are parameters, not buffers")
     bound: float | None = Field(0.7, gt=0, description="tau: largest relative change of z_L per update; null is off")
     gate: bool = Field(True, description="learned per-position gate on the z_L update")
+    norm: Literal["post", "pre"] = Field(
+        "post", description="of a layer: after each sum, or before each sublayer, with a learned scale on the residual"
+    )
     post_norm: bool = Field(True, description="normalise z_L after each update and z_H after each cycle")
     dropout: float = Field(0.0, ge=0, lt=1, description="core dropout, one mask per example for the whole trajectory")
     state_dropout: float = Field(0.0, ge=0, lt=1, description="dropout on z_H and z_L, shared over positions")
     noise: float = Field(0.0, ge=0, description="eta: noise per element, relative to the norm, each ACT step")
-    halting: Literal["none", "halt", "halt+continue"] = Field(
-        "halt+continue", description="no head; one that learns whether the answer is right; and one for going on (HRM)"
+    halting: Literal["none", "halt", "halt+continue", "asked"] = Field(
+        "halt+continue",
+        description="no head; one that learns whether the answer is right; and one for going on (HRM); asked: the "
+        "puzzle says how many ACT steps it takes, and each is supervised by what it should come to (Life)",
     )
-    max_steps: int = Field(16, ge=1, description="ACT budget while training, and the default when evaluating")
+    max_steps: int = Field(
+        16, ge=1, le=1_000_000, description="ACT budget while training, and the default when evaluating"
+    )
+
+    @property
+    def head(self) -> bool:
+        """Whether there is a halting head, whose logit says how sure the model is."""
+        return self.halting.startswith("halt")
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -65,11 +91,17 @@ class ModelConfig(Frozen):
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.mixer == "attention" and self.positions == "rope" and (self.width // self.heads) % 2:
             raise ValueError(f"rope needs an even head size; width / heads is {self.width // self.heads}")
+        if (depth := self.layers * self.h_cycles * (self.l_cycles + 1)) > DEEPEST:
+            raise ValueError(f"layers x h_cycles x (l_cycles + 1) is {depth}, at most {DEEPEST} is possible")
         if self.h_horizon > self.h_cycles or self.l_horizon > self.l_cycles:
             raise ValueError(
                 f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "
                 f"(L {self.l_cycles}, H {self.h_cycles})"
             )
+        if self.neumann and self.gradient != "implicit":
+            raise ValueError(f"neumann {self.neumann} needs gradient implicit")
+        if self.states == 0 and self.gradient == "implicit":
+            raise ValueError("gradient implicit needs a state, and states 0 has none")
         if self.states != 2 and (self.modules == "separate" or self.gate or self.bound is not None or self.post_norm):
             raise ValueError(
                 "separate modules, gate, bound and post_norm need states 2: set modules shared, gate false, "
@@ -119,6 +151,16 @@ class TrainConfig(Frozen):
     )
     halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
     explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
+    supervise: Literal["every", "last"] = Field(
+        "every", description="the loss is taken at each ACT step, or at the last; all others then run without a graph"
+    )
+    corrupt: float = Field(0.0, ge=0, le=1, description="share of examples that start from a noised answer's embedding")
+    fixpoint_weight: float = Field(
+        0.0, ge=0, description="of the squared relative change that one more step makes to an example's final state"
+    )
+    winners: int = Field(
+        1, ge=1, description="states of each example; the gradient flows through the one with the lowest loss"
+    )
     grow: Literal["none", "steps", "cycles"] = Field(
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )
@@ -157,6 +199,26 @@ class EvalConfig(Frozen):
     batch: int = Field(512, ge=1, description="examples at a time; changes nothing but time and memory")
     splits: tuple[str, ...] = Field((), description="splits evaluated while training; empty is all but train")
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
+
+
+@dataclass(frozen=True)
+class SearchPlan:
+    """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
+
+    restarts: int
+    steps: int
+    noise: float
+    seed: int = 0
+    select: Literal["checker", "confidence", "first-halt", "residual", "energy"] = "checker"
+
+    def __post_init__(self) -> None:
+        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
+            if value < 1:
+                raise UserError(f"{name} {value} is too small: give at least 1")
+
+    @property
+    def total(self) -> int:
+        return self.restarts * self.steps
 
 
 M = TypeVar("M", bound=BaseModel)

@@ -48,7 +48,7 @@ def silent(what: str, done: int, total: int) -> None:
 class Params(BaseModel):
     """A domain's own parameters. Strict and frozen: a mistyped key is an error before anything is written."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Sizes(Params):
@@ -97,6 +97,18 @@ class Misfit(UserError):
 
 
 @dataclass(frozen=True)
+class Symmetry:
+    """A way to write a puzzle and its answer otherwise: positions in another order, symbols renamed."""
+
+    order: Ints
+    rename: Tokens | None = None
+
+    def __call__(self, tokens: Tokens) -> Tokens:
+        moved = tokens[self.order]
+        return moved if self.rename is None else self.rename[moved]
+
+
+@dataclass(frozen=True)
 class Batch:
     inputs: Tokens
     labels: Tokens
@@ -126,6 +138,34 @@ class ArraySource:
             labels=np.asarray(self.arrays["labels"][index]),
             task_ids=np.zeros(len(index), dtype=np.int64),
         )
+
+
+class Augmented:
+    """Each example under a symmetry that is a function of (seed, example, epoch)."""
+
+    def __init__(self, source: Source, domain: "Domain", seed: int) -> None:
+        self.source, self.domain, self.seed = source, domain, seed
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def fetch(self, index: Ints, epoch: Ints) -> Batch:
+        batch = self.source.fetch(index, epoch)
+        inputs, labels = np.empty_like(batch.inputs), np.empty_like(batch.labels)
+        for row, (i, e) in enumerate(zip(index.tolist(), epoch.tolist(), strict=True)):
+            symmetry = self.domain.symmetry(batch.inputs[row], rng_for(self.seed, AUGMENT, i, e))
+            inputs[row], labels[row] = symmetry(batch.inputs[row]), symmetry(batch.labels[row])
+        return Batch(inputs, labels, batch.task_ids)
+
+
+@dataclass(frozen=True)
+class Guided:
+    """What a guided search found and what it took."""
+
+    answer: Tokens | None
+    guesses: int
+    unguided: int
+    """Guesses of the same search without guidance."""
 
 
 class Domain(ABC):
@@ -175,6 +215,14 @@ class Domain(ABC):
     def geometry(self) -> Geometry:
         """What belongs together on the board, for models that mix along it."""
         return NO_GEOMETRY
+
+    def path(self, inputs: Tokens, steps: int) -> Tokens:
+        """[n, steps, seq_len] the answers after 1, 2, ... of the steps that puzzles ask for; the last one stays."""
+        raise UserError(f"{self.name} has no steps of its own to follow: set model.halting to halt")
+
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        """One of the symmetries of a puzzle, all alike likely: what it makes of puzzle and answer is right again."""
+        raise UserError(f"{self.name} has no symmetries: leave out data.augment")
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
@@ -271,6 +319,10 @@ class Domain(ABC):
         """Up to `limit` right answers by a classical method; empty when there is none."""
         raise UserError(f"{self.name} has no exact solver")
 
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
+        """A right answer by a complete search that tries first what a model's logits, [seq_len, symbols], say."""
+        raise UserError(f"{self.name} has no search to be guided")
+
     # Looking at it --------------------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -353,7 +405,7 @@ def run_chunks(
 
 CHUNK = 100
 """Puzzles of one piece of work."""
-SPLITS, SAMPLE = range(2)
+SPLITS, SAMPLE, AUGMENT = range(3)
 """What random numbers are for."""
 
 

@@ -11,9 +11,19 @@ from pydantic import BaseModel
 from rich.text import Text
 
 from ponder.base.errors import UserError
+from ponder.base.geometry import Geometry, Relation
 from ponder.domains import spelling
-from ponder.domains.contract import PAD, Bools, Domain, Json, Misfit, Tokens, Tool, Wording
+from ponder.domains.contract import PAD, Bools, Domain, Ints, Json, Misfit, Tokens, Tool, Wording
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, WRONG, svg_grid
+
+
+def turned(height: int, width: int, rng: np.random.Generator) -> Ints:
+    """The cells of a grid in the order of one of its images: mirrored and, where it is a square, turned."""
+    cells = np.arange(height * width).reshape(height, width)
+    down, across, over = rng.integers(2, size=3)
+    cells = cells[:: -1 if down else 1, :: -1 if across else 1]
+    return (cells.T if over and height == width else cells).ravel()
+
 
 BLANK = "."
 BLANKS = dict.fromkeys(("", " ", "_", "-", "*", "?", "x", "X", "none", "None", "null"), BLANK)
@@ -50,6 +60,11 @@ class GridDomain(Domain):
         own = {symbol: token for symbol, token in self.answer_codes.items() if symbol not in self.marks}
         self.codes = own | {other: own[symbol] for other, symbol in self.also.items() if symbol in own} | own
         self.blank = own.get(BLANK, PAD)
+
+    @property
+    def geometry(self) -> Geometry:
+        beside = Relation.neighbours("beside", self.height, self.width, [(-1, 0), (0, -1), (0, 1), (1, 0)])
+        return Geometry((beside,))
 
     # For checkers ---------------------------------------------------------------------------------------------------
 

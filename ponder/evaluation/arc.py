@@ -203,7 +203,7 @@ def measure(
     if not isinstance(source, ArcEvaluation):
         return SplitRun(run_split(model, domain, source, how, here, progress), len(source), None)
     voted = run_votes(model, domain, source, how, here, progress)
-    outcome = score_arc(voted, domain, model.config.halting != "none") if here.main else None
+    outcome = score_arc(voted, domain, model.config.head) if here.main else None
     return SplitRun(voted.plain.records, len(source), outcome)
 
 

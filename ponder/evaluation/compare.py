@@ -7,10 +7,11 @@ import numpy as np
 
 from ponder.base.stats import paired
 from ponder.domains.contract import Domain
-from ponder.evaluation.records import Judge
+from ponder.evaluation.records import Judge, example_keys
 from ponder.evaluation.schema import Curve, PoliciesResult, PolicyScore, Share
-from ponder.evaluation.subject import Subject, unverifiable
-from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Stable
+from ponder.evaluation.subject import Subject
+from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Settled, Stable
+from ponder.inference.search import unverifiable
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 
@@ -23,14 +24,18 @@ PROTOCOL = (
 
 
 def all_policies(
-    model: Reasoner, domain: Domain, thresholds: Sequence[float] = THRESHOLDS, stable: Sequence[int] = STABLE
+    model: Reasoner,
+    domain: Domain,
+    thresholds: Sequence[float] = THRESHOLDS,
+    stable: Sequence[int] = STABLE,
+    residuals: Sequence[float] = (),
 ) -> list[Policy]:
     """Every policy that this model and this domain allow, the main protocol first."""
     out: list[Policy] = [Full()]
-    if model.config.halting != "none":
+    if model.config.head:
         out += [Halt(), *(Halt(threshold) for threshold in thresholds)]
     if model.config.states:
-        out += [Stable(steps) for steps in stable]
+        out += [*(Stable(steps) for steps in stable), *(Settled(residual) for residual in residuals)]
     return out if unverifiable(domain) else [*out, Checker()]
 
 
@@ -53,7 +58,8 @@ def compare_policies(
     engines = [full, *(Engine(model, domain, slots, p, budget, precision=what.precision) for p in rest)]
     for engine in engines:
         began = time.perf_counter()
-        out = engine.run(batch.inputs, batch.task_ids, watch=watch if engine is full else None)
+        keys = example_keys(what.index)
+        out = engine.run(batch.inputs, batch.task_ids, keys, watch if engine is full else None)
         seconds = time.perf_counter() - began
         exact, valid, _ = Judge(domain, batch.inputs, batch.labels)(out.answers)
         mean_steps = engine.slot_steps / n

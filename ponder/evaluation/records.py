@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ponder.base import stats
+from ponder.base import rng, stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Progress, Source, Tokens, silent
@@ -149,9 +149,15 @@ def run_batch(
         watch(seen)
 
     engine = Engine(model, domain, len(index), Full(), how.steps, precision=how.precision)
-    engine.run(batch.inputs, batch.task_ids, watch=judged)
+    engine.run(batch.inputs, batch.task_ids, example_keys(index), watch=judged)
     columns = zip(*rows, strict=True)
     return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)})
+
+
+def example_keys(index: Ints) -> Ints:
+    """What the examples of a split draw from where a model starts from random states: a function of their numbers."""
+    keys: Ints = rng.mix(rng.EXAMPLE, index).view(np.int64)
+    return keys
 
 
 def chosen_examples(size: int, limit: int | None) -> Ints:

@@ -112,7 +112,7 @@ def _written(
         arc = measured.arc.score.model_copy(update={"submission": name})
         files.write(aside / name, json.dumps(measured.arc.submission))
     return SplitResult(
-        **dict(summarise(measured.records, model.max_steps, model.halting != "none")),
+        **dict(summarise(measured.records, model.max_steps, model.head)),
         role=domain.splits[split].role,
         of=measured.of,
         records=RecordsFile(file=f"{RECORDS}/{file.name}", sha256=files.sha256(file)),
@@ -150,7 +150,7 @@ def protocol_words(
 ) -> str:
     run_to = f"halting off, every example runs {how.steps} ACT steps (training budget {model.max_steps})"
     rules = "accepted by the domain's rules" if domain.checkable else "the same, for want of rules"
-    trust = "halting logit" if model.halting != "none" else "mean token log-probability"
+    trust = "halting logit" if model.head else "mean token log-probability"
     return (
         f"{' and '.join(weights)} weights; {run_to if model.states else 'one pass'}; "
         f"{'all examples' if how.limit is None else f'at most {how.limit} examples of each split'}; "

@@ -1,9 +1,9 @@
-"""What evaluations write down: eval.json, policies.json, search.json. docs/evaluation.md says what each number means.
+"""What evaluations write down: eval.json, policies.json, search.json, trace.json. docs/evaluation.md and
+docs/newer-ideas.md say what each number means.
 
 Files outlive the code: a new field gets a default that means "as before", and what changes its meaning a new version.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.stats import Floats, share
-from ponder.config.schema import Frozen
+from ponder.config.schema import Frozen, SearchPlan
 
 VERSION = 2
 """Files without a version are those of version 1, which lack nothing else."""
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Stored(Frozen):
-    model_config = ConfigDict(populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True, allow_inf_nan=True)
 
     def as_data(self) -> dict[str, Any]:
         """As it is written."""
@@ -305,28 +305,6 @@ class PoliciesResult(Measurement):
     results: list[PolicyScore]
 
 
-@dataclass(frozen=True)
-class SearchPlan:
-    """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
-
-    restarts: int
-    steps: int
-    noise: float
-    seed: int = 0
-    select: Literal["checker", "confidence"] = "checker"
-
-    def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
-        if self.restarts > 1 and self.noise <= 0:
-            raise UserError(f"noise {self.noise:g} would make all restarts the same: give a positive rate")
-
-    @property
-    def total(self) -> int:
-        return self.restarts * self.steps
-
-
 class SearchPoint(Stored):
     """What `restarts` trajectories of at most `steps` steps gave, and what they took."""
 
@@ -349,3 +327,54 @@ class SearchResult(Measurement):
     found: SearchPoint
     table: list[SearchPoint]
     """The same compute at most, spent on breadth or on depth."""
+
+
+# trace.json -----------------------------------------------------------------------------------------------------------
+
+
+class Quantiles(Stored):
+    """Of one number of each example."""
+
+    low: float
+    """A tenth of the examples are below it."""
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Self:
+        low, median, high = np.quantile(np.array(values), (0.1, 0.5, 0.9)).tolist()
+        return cls(low=low, median=median, high=high)
+
+
+class SettledRight(Stored):
+    """Examples, by whether their state has come to rest after the last step and whether the answer is right then."""
+
+    settled_right: int
+    settled_wrong: int
+    moving_right: int
+    moving_wrong: int
+
+
+class Trajectory(Stored):
+    example: int
+    """Its number in the split."""
+    right: bool
+    settled: bool
+    points: list[tuple[float, float]]
+    """In the plane: the start, then after each step."""
+
+
+class TraceResult(Measurement):
+    """trace.json."""
+
+    steps: int
+    budget: int
+    settled: float
+    directions: int
+    rounds: int
+    right: list[float]
+    residual: list[Quantiles]
+    stretch: list[Quantiles]
+    table: SettledRight
+    explained: tuple[float, float]
+    trajectories: list[Trajectory]

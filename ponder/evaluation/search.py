@@ -1,160 +1,16 @@
-"""Verified search (beyond the paper): noisy restarts of one puzzle in parallel, until the checker accepts an answer.
+"""Breadth against depth: what a search gives for a total of ACT steps, beside the plain run."""
 
-Checking an answer is cheaper than finding it, so that a model that is right sometimes becomes one that is right nearly
-always, at a price that is reported: ACT steps, summed over all restarts.
-"""
-
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
-import torch
-
-from ponder.base import rng
-from ponder.base.errors import UserError
-from ponder.domains.contract import Bools, Domain, Ints, Tokens
+from ponder.config.schema import SearchPlan
+from ponder.domains.contract import Ints, Tokens
 from ponder.evaluation.records import Judge
-from ponder.evaluation.schema import SearchPlan, SearchPoint, SearchResult, Share
-from ponder.evaluation.subject import Subject, unverifiable
-from ponder.inference.engine import SLOTS, Checker, Engine, Floats, Full, Seen
-from ponder.model.reasoner import Reasoner
-
-SEARCH = 101
-"""What these random numbers are for, beside the uses that ponder/rng.py lists."""
-SIZE = 0.16
-"""Expected relative size of the noise, eta sqrt(width); the best of 0.04 to 0.8 on 4x4 and 6x6 Sudoku."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The answer of each puzzle and what it cost."""
-
-    answers: Tokens
-    restart: Ints
-    """Which restart gave it; 0 is the one without noise."""
-    steps: Ints
-    """The ACT step of that restart at which it did."""
-    confidence: Floats
-    """Its halting logit."""
-    accepted: Bools
-    """The checker's verdict; False everywhere where it was not asked."""
-    compute: Ints
-    """ACT steps of all restarts together."""
-
-
-def default_noise(model: Reasoner) -> float:
-    return SIZE / math.sqrt(model.config.width)
-
-
-def restart_keys(seed: int, numbers: Ints, restarts: int) -> Ints:
-    """[n, restarts] the keys of the noise: a function of (seed, number of the puzzle, restart)."""
-    start = torch.full((len(numbers), restarts), seed, dtype=torch.int64)
-    keys = rng.fold(start, SEARCH, torch.from_numpy(numbers)[:, None], torch.arange(restarts)[None, :])
-    out: Ints = keys.numpy()
-    return out
-
-
-def search(
-    model: Reasoner,
-    domain: Domain,
-    inputs: Tokens,
-    plan: SearchPlan,
-    task_ids: Ints | None = None,
-    numbers: Ints | None = None,
-    slots: int = SLOTS,
-    precision: str = "float32",
-) -> Found:
-    """All restarts of a puzzle side by side, the first without noise.
-
-    `numbers` name the puzzles, so that the noise of one does not depend on which others are searched.
-
-    By checker: all restarts of a puzzle end at the step at which one is accepted (several at once: the lowest); without
-    any, the last answer of restart 0 stays. By confidence: all run to the end, and the answer is the one of which the
-    halting head was most confident, over all restarts and steps.
-    """
-    if plan.select == "checker" and (why := unverifiable(domain)):
-        raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
-    count, room = len(inputs), max(1, slots // plan.restarts)
-    task_ids = np.zeros(count, dtype=np.int64) if task_ids is None else task_ids
-    keys = restart_keys(plan.seed, np.arange(count) if numbers is None else numbers, plan.restarts)
-    policy = Checker() if plan.select == "checker" else Full()
-    sides = [
-        _Side(Engine(model, domain, room * width, policy, plan.steps, noise, precision), first, width)
-        for first, width, noise in ((0, 1, 0.0), (1, plan.restarts - 1, plan.noise))
-        if width
-    ]
-    out = Found(
-        answers=np.zeros_like(inputs),
-        restart=np.zeros(count, dtype=np.int64),
-        steps=np.zeros(count, dtype=np.int64),
-        confidence=np.full(count, -np.inf, dtype=np.float32),
-        accepted=np.zeros(count, dtype=np.bool_),
-        compute=np.zeros(count, dtype=np.int64),
-    )
-    ended, entered = np.zeros(count, dtype=np.bool_), 0
-    while not ended.all():
-        while entered < count and entered - ended.sum() < room:
-            for side in sides:
-                side.admit(inputs[entered], int(task_ids[entered]), keys[entered])
-            entered += 1
-        for side in sides:
-            seen, _ = side.engine.advance()
-            for restart in range(side.first, side.first + side.width):
-                _choose(out, seen, side, restart, plan.select)
-        inside = np.flatnonzero(~ended[:entered])
-        out.compute[inside] += plan.restarts
-        over = inside[out.accepted[inside] | (out.compute[inside] == plan.restarts * sides[0].engine.budget)]
-        for side in sides:
-            side.leave(over)
-        ended[over] = True
-    return out
-
-
-@dataclass(frozen=True)
-class _Side:
-    """Restarts `first` to `first + width - 1` of every puzzle. Tickets count admissions, so they tell both apart."""
-
-    engine: Engine
-    first: int
-    width: int
-
-    def admit(self, puzzle: Tokens, task_id: int, keys: Ints) -> None:
-        for restart in range(self.first, self.first + self.width):
-            self.engine.admit(puzzle, task_id, int(keys[restart]))
-
-    def leave(self, puzzles: Ints) -> None:
-        self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
-
-
-def _choose(out: Found, seen: Seen, side: _Side, restart: int, select: str) -> None:
-    """Let this restart's answers replace, in `out`, those that they beat."""
-    rows = np.flatnonzero(seen.tickets % side.width == restart - side.first)
-    puzzles = seen.tickets[rows] // side.width
-    if select == "confidence":
-        better = seen.confidence[rows] > out.confidence[puzzles]
-    else:
-        assert seen.accepted is not None
-        # Restart 0 comes first in each step, and its answer stands until another is accepted.
-        better = (seen.accepted[rows] & ~out.accepted[puzzles]) | (restart == 0)
-        out.accepted[puzzles] |= seen.accepted[rows]
-    rows, puzzles = rows[better], puzzles[better]
-    out.answers[puzzles], out.steps[puzzles], out.confidence[puzzles] = (
-        seen.answers[rows],
-        seen.steps[rows],
-        seen.confidence[rows],
-    )
-    out.restart[puzzles] = restart
-
-
-# Breadth against depth ------------------------------------------------------------------------------------------------
-
-
-RULES = {
-    "checker": "all restarts of a puzzle end at the first step at which the checker accepts an answer",
-    "confidence": "all restarts run to the end; the answer is the one with the highest halting logit",
-}
+from ponder.evaluation.schema import SearchPoint, SearchResult, Share
+from ponder.evaluation.subject import Subject
+from ponder.inference.engine import SLOTS, Engine, Full
+from ponder.inference.search import RULES, restart_keys, search
 
 
 def breadths(restarts: int) -> list[int]:
@@ -190,8 +46,12 @@ def report(what: Subject, plan: SearchPlan, totals: Sequence[int] | None = None,
             split = replace(plan, restarts=restarts, steps=max(1, total // restarts))
             if split.total <= total and split not in points:
                 points[split] = searched(split)
-    plain = Engine(what.model, what.domain, policy=Full(), budget=plan.steps, **rest).run(batch.inputs, batch.task_ids)
+    plain = Engine(what.model, what.domain, policy=Full(), budget=plan.steps, **rest).run(
+        batch.inputs, batch.task_ids, restart_keys(plan.seed, what.index, 1)[:, 0]
+    )
     noise = "Restart 0 has no noise, the others have state noise"
+    if what.model.config.init == "random":
+        noise += "; each has an initial state of its own"
     return SearchResult(
         **what.measurement(f"{noise}; {RULES[plan.select]}. Compute: ACT steps of all restarts."),
         plan=plan,

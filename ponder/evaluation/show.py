@@ -1,5 +1,6 @@
-"""The tables and figures of `ponder eval`, `policies` and `search`, from what they wrote down alone."""
+"""The tables and figures of `ponder eval`, `policies`, `search` and `trace`, from what they wrote down alone."""
 
+import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from ponder.base import files
 from ponder.base.console import percent
 from ponder.evaluation.schema import (
     ArcScore,
@@ -18,8 +20,10 @@ from ponder.evaluation.schema import (
     PoliciesResult,
     SearchPoint,
     SearchResult,
+    SettledRight,
     Share,
     SplitResult,
+    TraceResult,
 )
 
 
@@ -47,7 +51,9 @@ def figure(path: Path, count: int = 1, size: tuple[float, float] = (8, 5), dpi: 
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.legend(fontsize=8)
-    made.savefig(path, dpi=dpi)
+    drawn = io.BytesIO()
+    made.savefig(drawn, format=path.suffix[1:], dpi=dpi)
+    files.write(path, drawn.getvalue())
     plt.close(made)
 
 
@@ -271,3 +277,64 @@ def draw_search(result: SearchResult, path: Path) -> None:
         axis.set(xlabel="ACT steps of a puzzle, all restarts together, mean", ylabel="valid answers, %")
         where = f"{result.checkpoint.name} on {result.split}, n {result.n}"
         axis.set_title(f"{where}: restarts x steps, by {result.plan.select}")
+
+
+# trace.json -----------------------------------------------------------------------------------------------------------
+
+
+def print_trace(result: TraceResult, console: Console) -> None:
+    title = f"{result.checkpoint.name} on {result.split}, n {result.n} (trained with {result.budget} steps)"
+    table = columns("step", "right %", "residual", "10-90%", "stretch", "10-90%", title=title)
+    for number, (right, moved, wide) in enumerate(zip(result.right, result.residual, result.stretch, strict=True), 1):
+        spread = (f"{q.low:.2g}-{q.high:.2g}" for q in (moved, wide))
+        table.add_row(
+            f"{number}", percent(right), f"{moved.median:.2g}", next(spread), f"{wide.median:.3g}", next(spread)
+        )
+    console.print(table)
+    cells = result.table
+    console.print(_settled_table(cells, result.settled))
+    console.print(
+        "[dim]medians over examples; residual: |z' - z| / |z| of a step; stretch: largest singular value of its "
+        f"Jacobian, {result.directions} directions, {result.rounds} rounds[/]"
+    )
+
+
+def _settled_table(cells: SettledRight, threshold: float) -> Table:
+    table = columns(f"\nlast residual < {threshold:g}", "right", "wrong")
+    table.add_row("settled", f"{cells.settled_right}", f"{cells.settled_wrong}")
+    table.add_row("still moving", f"{cells.moving_right}", f"{cells.moving_wrong}")
+    return table
+
+
+def draw_trace(result: TraceResult, path: Path) -> None:
+    """Residual and stretch by step, settled against right, and the trajectories in their plane."""
+    with figure(path, 4, (4.6, 4.4)) as (first, second, third, fourth):
+        steps = range(1, result.steps + 1)
+        for axis, name, values in ((first, "residual", result.residual), (second, "stretch", result.stretch)):
+            axis.plot(steps, [q.median for q in values], marker=".", label=f"{name}, median")
+            axis.fill_between(steps, [q.low for q in values], [q.high for q in values], alpha=0.2, label="10-90%")
+            axis.axvline(result.budget, color="0.6", linestyle=":", label="training budget")
+            axis.set(xlabel="ACT steps", yscale="log", title=name)
+        first.axhline(result.settled, color="C3", linewidth=0.8, label="settled below")
+        second.axhline(1.0, color="C3", linewidth=0.8, label="1: neither way")
+        cells, bottom = result.table, np.zeros(2)
+        kinds = ("settled", "still moving")
+        for name, counts, colour in (
+            ("right", (cells.settled_right, cells.moving_right), "C2"),
+            ("wrong", (cells.settled_wrong, cells.moving_wrong), "C3"),
+        ):
+            bars = third.bar(kinds, counts, bottom=bottom, color=colour, label=name)
+            third.bar_label(bars, [f"{c}" if c else "" for c in counts], label_type="center")
+            bottom = bottom + np.array(counts)
+        third.set(title=f"after {result.steps} steps", ylabel="examples")
+        told = set()
+        for each in result.trajectories:
+            x, y = zip(*each.points, strict=True)
+            name = "right" if each.right else "wrong"
+            label = None if name in told else name
+            told.add(name)
+            fourth.plot(x, y, color="C2" if each.right else "C3", alpha=0.5, linewidth=0.8, label=label)
+            fourth.plot(x[-1:], y[-1:], "o" if each.settled else "x", color="C2" if each.right else "C3", markersize=4)
+        one, two = (100 * share for share in result.explained)
+        fourth.set(xlabel=f"{one:.0f}% of the variance", ylabel=f"{two:.0f}%", title="states (o settled, x moving)")
+        first.figure.suptitle(f"{result.checkpoint.name} on {result.split}, n {result.n}")

@@ -204,11 +204,6 @@ def open_subject(request: EvalRequest, here: Runtime, progress: Progress = silen
     return what
 
 
-def unverifiable(domain: Domain) -> str:
-    """Why an answer that the checker accepts is no achievement here; empty where it is."""
-    return domain.checker_solves or ("" if domain.checkable else "it has no checker")
-
-
 # Where results go -----------------------------------------------------------------------------------------------------
 
 

@@ -42,6 +42,10 @@ class Seen:
     """Halting logit; for a model without a halting head, the mean log-probability of the predicted tokens."""
     halts: Bools
     """Whether the halting head would stop here; nowhere without one."""
+    residual: Floats
+    """How far the step moved the state, relative to its size; not a number for a model without states."""
+    energy: Floats
+    """Of the answer's logits: the lower, the more they speak for any symbols at all."""
     accepted: Bools | None
     """The checker's verdict; None unless the policy asks for it."""
 
@@ -109,6 +113,25 @@ class Stable:
 
     def done(self, seen: Seen) -> Bools:
         return seen.unchanged >= self.steps
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The last step moved the state by less than so much of its size: a fixed point, as good as reached."""
+
+    residual: float
+    checks: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.residual <= 0:
+            raise UserError(f"a residual of {self.residual:g} is never undercut: give a positive number")
+
+    @property
+    def name(self) -> str:
+        return f"residual < {self.residual:g}"
+
+    def done(self, seen: Seen) -> Bools:
+        return seen.residual < self.residual
 
 
 @dataclass(frozen=True)
@@ -216,8 +239,10 @@ class Engine:
                 raise UserError(f"{name} {value} is too small: give at least 1")
         if self.policy.checks and not domain.checkable:
             raise UserError(f"policy {self.policy.name!r} needs a checker and {domain.name} has none: choose another")
-        if isinstance(self.policy, Halt) and config.halting == "none":
+        if isinstance(self.policy, Halt) and not config.head:
             raise UserError(f"policy {self.policy.name!r} needs a halting head and this model has none: choose another")
+        if isinstance(self.policy, Settled) and config.states == 0:
+            raise UserError(f"policy {self.policy.name!r} needs a state and this model has none: choose another")
         self.queue: deque[_Arrivals] = deque()
         self.batch: _Batch | None = None
         self.admitted = 0
@@ -261,9 +286,13 @@ class Engine:
             unchanged=unchanged,
             confidence=halting.confidence(step).cpu().numpy(),
             halts=halting.halts(step).cpu().numpy(),
+            residual=halting.residual(batch.carry, step.carry).cpu().numpy(),
+            energy=halting.energy(step).cpu().numpy(),
             accepted=accepted if self.policy.checks else None,
         )
-        done = self.policy.done(seen) | (steps >= self.budget)
+        # A puzzle that asks for so many steps gets them, neither more nor fewer, unless all are to run to the budget.
+        asked = step.over is not None and not isinstance(self.policy, Full)
+        done = (seen.halts if asked else self.policy.done(seen)) | (steps >= self.budget)
         self.slot_steps += len(batch)
         self.batch = _Batch(step.carry, batch.x, batch.rows, batch.tickets, batch.inputs, answers, unchanged, accepted)
         self._keep(~done)

@@ -47,7 +47,7 @@ def describe(opened: Opened, batch: int | None) -> dict[str, Any]:
     config = model.config
     rows: int | str = "batch" if batch is None else batch
     state = [rows, model.length, config.width]
-    halting = {"none": [], "halt": ["q_halt"], "halt+continue": ["q_halt", "q_continue"]}[config.halting]
+    halting = {"halt": ["q_halt"], "halt+continue": ["q_halt", "q_continue"]}.get(config.halting, [])
     held = STATES[: config.states]
     return {
         "format": "ponder-step-1",
@@ -64,7 +64,7 @@ def describe(opened: Opened, batch: int | None) -> dict[str, Any]:
             **{name: {"type": "float32", "shape": state} for name in held},
         },
         "outputs": {
-            "logits": {"type": "float32", "shape": [rows, model.tokens, model.embed.shape[0]]},
+            "logits": {"type": "float32", "shape": [rows, model.tokens, model.vocab]},
             **{name: {"type": "float32", "shape": [rows]} for name in halting},
             **{f"new_{name}": {"type": "float32", "shape": state} for name in held},
         },
@@ -82,6 +82,8 @@ def export(where: str | Path, file: Path, batch: int | None = None) -> dict[str,
         raise UserError(f"{file} does not end in .onnx: give the graph a name like {file.name or 'model'}.onnx")
     if not file.parent.is_dir():
         raise UserError(f"cannot write {file}: there is no folder {file.parent}")
+    if opened.model.config.init == "random":
+        raise UserError(f"{where} starts from random states, which the graph does not draw: export one with init fixed")
     about = describe(opened, batch)
     size = TRACED if batch is None else batch
     carry = opened.model.start(torch.zeros(size, dtype=torch.int64))

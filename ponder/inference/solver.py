@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ponder.base import stats
 from ponder.base.errors import UserError, unknown
+from ponder.config.schema import SearchPlan
 from ponder.domains.contract import Domain, Json, Tokens
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
+from ponder.inference.search import Found, default_noise, search, unverifiable
 from ponder.inference.weights import open_weights, zoo_names
 
 
@@ -20,9 +23,11 @@ class Unsolvable(UserError):
     """A well-formed puzzle that breaks the rules at first sight."""
 
 
-def _possible(steps: int | None, fallback: str | None) -> None:
-    if fallback not in (None, "exact"):
-        raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+def _possible(steps: int | None, fallback: str | None, restarts: int) -> None:
+    if restarts < 0:
+        raise UserError(f"search {restarts} is too small: give the number of restarts, or 0 for none")
+    if fallback not in (None, "exact", "guided"):
+        raise UserError(f"fallback {fallback!r} is unknown: give 'exact' or 'guided', or leave it out")
     if steps is not None and steps < 1:
         raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
 
@@ -35,18 +40,25 @@ class Solver:
         model: str | Path,
         steps: int | None = None,
         device: str = "cpu",
-        fallback: Literal["exact"] | None = None,
+        fallback: Literal["exact", "guided"] | None = None,
+        search: int = 0,
     ) -> None:
-        _possible(steps, fallback)
+        """`search`: noisy restarts of a puzzle whose answer is refused, until one is accepted."""
+        _possible(steps, fallback, search)
         self.opened = open_weights(model, device=torch.device(device))
         if self.opened.domain is None:
             raise UserError(f"{model} was imported and names no domain: evaluate it with `ponder eval --domain`")
         if fallback is not None and not self.opened.domain.exact:
             raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
+        if fallback == "guided" and type(self.opened.domain).guided is Domain.guided:
+            raise UserError(f"{self.opened.domain.name} has no search to be guided: give fallback 'exact'")
         self.name = self.opened.name
         self.domain: Domain = self.opened.domain
         self.steps = 4 * self.opened.model.config.max_steps if steps is None else steps
         self.fallback = fallback
+        self.search = search
+        if search and (why := unverifiable(self.domain)):
+            raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
 
     def read(self, puzzle: str | Json) -> Tokens:
         """The puzzle as tokens. Raises UserError where it is malformed or breaks the rules at first sight."""
@@ -90,7 +102,18 @@ class Solver:
                 trace.append(self.thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
 
         self.engine(SLOTS).run(inputs, watch=watch)
-        return [self.answer(*each) for each in zip(inputs, traces, strict=True)]
+        found = self.searched(inputs, traces)
+        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
+
+    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, Found]:
+        """Of the puzzles whose last thought is refused, what a search finds, where one is asked for."""
+        refused = np.array([i for i, trace in enumerate(traces) if not trace[-1].valid], dtype=np.int64)
+        if not self.search or not len(refused):
+            return {}
+        model = self.opened.model
+        plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
+        found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
+        return {int(i): found.of(row) for row, i in enumerate(refused) if found.accepted[row]}
 
     # The parts of `solve`, for those who run the engine themselves (`ponder serve` batches the puzzles of many clients)
 
@@ -99,17 +122,34 @@ class Solver:
         return Engine(self.opened.model, self.domain, slots, policy, self.steps)
 
     def thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
-        head = self.opened.model.config.halting != "none"
+        head = self.opened.model.config.head
         confidence = float(stats.probability(seen.confidence[row])) if head else float("nan")
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
 
-    def answer(self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None) -> Answer:
-        """The last thought as an answer, or the exact one where that is refused and `fallback` (or the solver's) asks
-        for it; and what there is to say about it."""
+    @torch.no_grad()
+    def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
+        """[tokens, symbols] what the model says of one puzzle after so many steps."""
+        model = self.opened.model
+        device = model.table.device
+        carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
+        for _ in range(steps):
+            step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
+            carry = step.carry
+        out: npt.NDArray[np.float32] = step.logits[0].float().cpu().numpy()
+        return out
+
+    def answer(
+        self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None, found: Found | None = None
+    ) -> Answer:
+        """The last thought as an answer, or what a search `found`, or the exact one where that is refused and
+        `fallback` (or the solver's) asks for it; and what there is to say about it."""
         last = trace[-1]
-        tokens, verified, notes = last.answer, last.valid, []
+        tokens, verified, notes = last.answer, last.valid, list[str]()
+        if found is not None:
+            tokens, verified = found.answers[0], True
+            notes.append(f"found by restart {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
@@ -117,8 +157,14 @@ class Solver:
                 notes.append("this puzzle has no solution")
             elif not verified:
                 notes.append(f"the model's answer is wrong: {self.domain.explain(inputs, last.answer)}")
-                if known and (fallback or self.fallback) == "exact":
+                if known and (fallback or self.fallback):
                     tokens, by = known[0], "exact"
+                    if (fallback or self.fallback) == "guided":
+                        guided = self.domain.guided(inputs, self.logits(inputs, last.step))
+                        assert guided.answer is not None
+                        tokens = guided.answer
+                        took = f"{guided.guesses} guesses, {guided.unguided} without guidance"
+                        notes.append(f"found by a search that its logits guide ({took})")
                     verified = bool(self.domain.check(inputs[None], tokens[None])[0])
             if len(known) > 1:
                 notes.append("several solutions exist" + (", this is one of them" if verified else ""))
@@ -144,12 +190,13 @@ class Shelf:
         models: Sequence[str] | None = None,
         device: str = "cpu",
         steps: int | None = None,
-        fallback: Literal["exact"] | None = None,
+        fallback: Literal["exact", "guided"] | None = None,
+        search: int = 0,
     ) -> None:
-        _possible(steps, fallback)  # here too: below, what cannot be opened is a model's fault
+        _possible(steps, fallback, search)  # here too: below, what cannot be opened is a model's fault
         self.places = {Path(m).name: m for m in (zoo_names() if models is None else models)}
         self.zoo = models is None
-        self.device, self.steps, self.fallback = device, steps, fallback
+        self.device, self.steps, self.fallback, self.search = device, steps, fallback, search
         self.opened: dict[str, Solver] = {}
         if not self.places:
             raise UserError("there is no model: train one and name its run folder")
@@ -162,7 +209,7 @@ class Shelf:
         if name not in self.places:
             raise unknown("model", name, self.places)
         if name not in self.opened:
-            self.opened[name] = Solver(self.places[name], self.steps, self.device, self.fallback)
+            self.opened[name] = Solver(self.places[name], self.steps, self.device, self.fallback, self.search)
         return self.opened[name]
 
     @property

@@ -3,16 +3,19 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from pydantic import ConfigDict, Field
 
 from ponder import checkpoint
 from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
-from ponder.config.schema import ModelConfig
+from ponder.config.schema import Frozen, ModelConfig, parse
 from ponder.domains.contract import Domain
+from ponder.model.fit import check_sizes
 from ponder.model.reasoner import Reasoner
 
 ZOO = Path(__file__).parents[1] / "zoo"
@@ -56,32 +59,49 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
         path = zoo[str(where)]
     run, saved = _locate(path)
-    stored = files.read_json(run / "config.json")
+    stored = _settings(run)
     if saved is not None:
         chosen = "ema" if weights == "ema" and saved.has("ema") else "weights"
         tensors, sha256 = saved.tensors(chosen), saved.state["files"][f"{chosen}.safetensors"]
     else:
-        from safetensors.torch import load_file
-
         file = run / "weights.safetensors"
-        tensors, sha256 = load_file(file), files.sha256(file)
+        tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
     if stored.get("kind") == "imported":
         config, domain = None, None
-        model = Reasoner(
-            ModelConfig.model_validate(stored["model"]), stored["vocab"], stored["tokens"], stored["task_ids"]
-        )
+        theirs = ModelConfig.model_validate(stored["model"])
+        check_sizes(theirs, stored["vocab"], stored["tokens"], tensors)
+        model = Reasoner(theirs, stored["vocab"], stored["tokens"], len(tensors["table"]))
     else:
         config = configuration.from_flat(stored)
         domain = config.data.make()
+        check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
-    missing = model.load_state_dict(tensors, strict=False)
-    shared = [k for k in missing.missing_keys if not k.startswith("high.") or model.high is not model.low]
-    if shared or missing.unexpected_keys:
-        raise UserError(f"{path} does not fit its own configuration: {(shared + missing.unexpected_keys)[0]}")
+    missing = model.load_state_dict(tensors, strict=False).missing_keys
+    absent = [name for name in missing if not name.startswith("high.") or model.high is not model.low]
+    if absent:
+        raise UserError(f"{path} does not fit its own configuration: {absent[0]} is missing")
     model.eval().requires_grad_(False)
     if device is not None:
         model = model.to(device)
     return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256)
+
+
+class Imported(Frozen):
+    """What the configuration of an imported folder says of its model."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model: ModelConfig
+    vocab: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    task_ids: int = Field(ge=1)
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    stored = files.read_object(run / "config.json", "restore it from a copy")
+    if stored.get("kind") == "imported":
+        parse(Imported, stored, str(run / "config.json"))
+    return stored
 
 
 def _locate(path: Path) -> tuple[Path, checkpoint.Checkpoint | None]:

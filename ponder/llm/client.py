@@ -5,10 +5,12 @@ here and nowhere else, and a server that bends the protocol a little is still un
 """
 
 import asyncio
+import json
 import random
 import signal
 import sys
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -20,6 +22,7 @@ from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from ponder.base.console import printable
 from ponder.base.errors import UserError, needs_extra
 
 if TYPE_CHECKING:
@@ -29,6 +32,8 @@ PATH = "/chat/completions"
 LONGEST_BACKOFF = 60.0
 LONGEST_WAIT = 600.0
 """A server that asks for more patience than this is taken as not answering."""
+LONGEST_BODY = 8 * 2**20
+"""Bytes of a response that are read, as sent and as unpacked. A million tokens of thinking take half of it."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,9 @@ class Client:
         self.endpoint, self.url, self.stop = endpoint, chat_url(endpoint.url), stop
         self.not_before = 0.0
         self.http: httpx.AsyncClient = self.httpx.AsyncClient(
-            headers={"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {},
+            # Nothing packed is asked for: a few bytes of it may unpack to more than the machine has.
+            headers={"Accept-Encoding": "identity"}
+            | ({"Authorization": f"Bearer {endpoint.key}"} if endpoint.key else {}),
             timeout=self.httpx.Timeout(endpoint.timeout),
             limits=self.httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
             trust_env=not _here(self.url),  # a proxy cannot reach a server on this machine
@@ -122,9 +129,12 @@ class Client:
             await self._pause(tries)
             began = time.monotonic()
             try:
-                async with asyncio.timeout(self.endpoint.timeout):
-                    response = await self.http.post(self.url, json=request)
-                return self._reply(response, time.monotonic() - began, tries)
+                async with (
+                    asyncio.timeout(self.endpoint.timeout),
+                    self.http.stream("POST", self.url, json=request) as response,
+                ):
+                    body = await _body(response)
+                return self._reply(response, body, time.monotonic() - began, tries)
             except (TimeoutError, self.httpx.TimeoutException):
                 problem = f"no answer within {self.endpoint.timeout:g} s"
             except self.httpx.RequestError as error:
@@ -151,26 +161,29 @@ class Client:
                 continue
         raise Stopped
 
-    def _reply(self, response: "httpx.Response", seconds: float, tries: int) -> Reply:
+    def _reply(self, response: "httpx.Response", body: bytes, seconds: float, tries: int) -> Reply:
         status = response.status_code
         if status in (408, 429) or status >= 500:
             wait = _retry_after(response.headers.get("Retry-After"))
-            raise Broken(f"HTTP {status}: {self._message(response)}", wait)
+            raise Broken(f"HTTP {status}: {self._message(body)}", wait)
         if not 200 <= status < 300:
             hint = {
                 401: "; name the variable that holds the key with --api-key-env",
                 403: "; name the variable that holds the key with --api-key-env",
                 404: "; --endpoint usually ends in /v1, and --model must be one the server has",
             }.get(status, "")
-            raise UserError(f"the server refused the request, HTTP {status}: {self._message(response)}{hint}")
+            raise UserError(f"the server refused the request, HTTP {status}: {self._message(body)}{hint}")
         try:
-            data = response.json()
+            data = json.loads(body)
             choice = data["choices"][0]
             message, usage = choice["message"], data.get("usage") or {}
+            content, finish = message.get("content"), str(choice.get("finish_reason") or "")
+            if content is None and finish != "length":  # cut off while it thought: that is all the model has to say
+                raise Broken("the answer has no content")
             return Reply(
-                text=_text(message.get("content")),
+                text=_text(content),
                 reasoning=_text(message.get("reasoning_content") or message.get("reasoning")),
-                finish=str(choice.get("finish_reason") or ""),
+                finish=finish,
                 served=str(data.get("model") or ""),
                 tokens_in=_count(usage.get("prompt_tokens")),
                 tokens_out=_count(usage.get("completion_tokens")),
@@ -178,18 +191,18 @@ class Client:
                 tries=tries,
             )
         except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-            raise Broken(f"not a chat completion: {self._message(response)}") from None
+            raise Broken(f"not a chat completion: {self._message(body)}") from None
 
-    def _message(self, response: "httpx.Response") -> str:
+    def _message(self, body: bytes) -> str:
         """What the server says in its own words, on one line, without the key should it repeat it."""
         try:
-            data = response.json()
+            data = json.loads(body)
             for key in ("error", "message", "detail"):
                 if isinstance(data, dict) and data.get(key):
                     data = data[key]
             text = data if isinstance(data, str) else str(data)
-        except ValueError:
-            text = response.text
+        except (ValueError, RecursionError):
+            text = body.decode(errors="replace")
         if self.endpoint.key:
             text = text.replace(self.endpoint.key, "***")
         return _short(text) or "(no message)"
@@ -287,8 +300,31 @@ def _retry_after(header: str | None) -> float:
         pass
     try:
         return max(0.0, (parsedate_to_datetime(header or "") - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return 0.0
+
+
+async def _body(response: "httpx.Response") -> bytes:
+    """What the server sent, unpacked where it packed it all the same."""
+    parts, size = [], 0
+    async for part in response.aiter_raw():
+        parts.append(part)
+        size += len(part)
+        if size > LONGEST_BODY:
+            raise Broken(f"the response has more than {LONGEST_BODY} bytes")
+    body, packed = b"".join(parts), response.headers.get("Content-Encoding", "identity").strip().lower()
+    if packed == "identity":
+        return body
+    if packed not in ("gzip", "deflate"):
+        raise Broken(f"the response is packed as {_short(packed, 30)}, which was not asked for")
+    unpacking = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    try:
+        body = unpacking.decompress(body, LONGEST_BODY)
+    except zlib.error:
+        raise Broken(f"the response is not the {packed} it says it is") from None
+    if not unpacking.eof:
+        raise Broken(f"the response unpacks to more than {LONGEST_BODY} bytes, or is cut short")
+    return body
 
 
 def _text(content: Any) -> str:
@@ -299,9 +335,11 @@ def _text(content: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A number of tokens; None for what can be none (servers have said NaN, Infinity, -1 and 1e999)."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if number and 0 <= value < 2**53 else None
 
 
 def _short(text: str, length: int = 300) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text[: 10 * length].split()))
     return line if len(line) <= length else f"{line[: length - 3]}..."

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from ponder import __version__
 from ponder.base import files
-from ponder.base.console import Bar
+from ponder.base.console import Bar, printable
 from ponder.base.errors import UserError
 from ponder.data import Dataset
 from ponder.llm.client import Endpoint, Reply, Unanswered, ask_all
@@ -237,7 +237,8 @@ def _print(result: Mapping[str, Any], answered: Sequence[Answered], errors: Sequ
     for a in unread[:SHOWN]:
         end = " ".join(str(a.row["answer"]).split())[-100:]
         where = f"{a.job.question.split} {a.job.question.index}"
-        console.print(f"[yellow]unparseable[/] {where}: {escape(a.verdict.problem)}; ends in {escape(ascii(end))}")
+        problem = printable(a.verdict.problem)
+        console.print(f"[yellow]unparseable[/] {where}: {escape(problem)}; ends in {escape(ascii(end))}")
     if len(unread) > SHOWN:
         console.print(f"[dim]... and {len(unread) - SHOWN} more in {out / TRANSCRIPT}[/]")
     for error, count in Counter(errors).most_common(SHOWN):

@@ -17,6 +17,7 @@ from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.layers import inner_width
 from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.recurrence import horizon
 
 DENSE_LAYERS = 8
 """The paper counts in passes of its dense control, which has this many layers."""
@@ -100,8 +101,13 @@ def flops(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry = NO_
     low, high = layers + gate, layers if config.states == 2 else 0
     inference = once + (layers if config.states == 0 else config.h_cycles * (config.l_cycles * low + high))
     # A product within the horizon has two more in the backward pass, one for each factor.
-    reached = layers if config.states == 0 else config.h_horizon * (config.l_horizon * low + high)
+    k_h, k_l = horizon(config)
+    reached = layers if config.states == 0 else k_h * (k_l * low + high)
     training = inference + 2 * (once + reached)
+    if config.gradient == "implicit":
+        # A term of the series asks for the gradients of states alone: one product less for each weight.
+        both = 0 if config.mixer == "mlp" else 4 * model.length**2 * config.width
+        training += config.neumann * (reached + both * config.layers * (k_l + (config.states == 2)))
     if config.halting == "halt+continue":
         training += inference  # the continue target is the next step's forward pass
     return Work(sum(p.numel() for p in model.parameters()), inference, training)
@@ -128,7 +134,7 @@ def _once(config: ModelConfig, model: Reasoner) -> int:
     """FLOPs of an ACT step outside the recurrence: input convolution, head, halting head."""
     conv = 2 * 3 * model.length * config.width if config.input_conv else 0
     head = 2 * (model.length - config.prefix) * config.width * model.head.out_features
-    return conv + head + (2 * config.width * 2 if config.halting != "none" else 0)
+    return conv + head + (2 * config.width * 2 if config.head else 0)
 
 
 # Measuring ------------------------------------------------------------------------------------------------------------
@@ -164,5 +170,5 @@ def _kept_by(model: Reasoner, batch: int) -> int:
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         # The cycles before the horizon leave nothing behind.
-        model(*_puzzles(model, batch), h_cycles=model.config.h_horizon)
+        model(*_puzzles(model, batch), h_cycles=horizon(model.config)[0])
     return sum(storage.nbytes() for storage in kept.values())

@@ -5,12 +5,15 @@ import math
 import torch
 from torch import Tensor
 
-from ponder.model.reasoner import Step
+from ponder.model.losses import log_partition
+from ponder.model.reasoner import Carry, Step
 
 
 def halts(step: Step) -> Tensor:
     """[B] where the halting head would stop: halting beats going on, or is likelier than not where the model has no
-    logit for going on. Nowhere without a halting head."""
+    logit for going on. Without a head: where the puzzle asks for no more steps, or nowhere."""
+    if step.over is not None:
+        return step.over
     if step.q_halt is None:
         return torch.zeros(len(step.logits), dtype=torch.bool, device=step.logits.device)
     return step.q_halt > (0 if step.q_continue is None else step.q_continue)
@@ -23,6 +26,29 @@ def confidence(step: Step) -> Tensor:
     else:
         sure = step.logits.float().log_softmax(dim=-1).amax(dim=-1).mean(dim=-1)
     return torch.where(sure.isnan(), -torch.inf, sure)  # a diverged model is never confident
+
+
+def residual(before: Carry, after: Carry) -> Tensor:
+    """[B] |z' - z| / |z| of the whole state, z_H and z_L at all positions: 0 at a fixed point. NaN without states."""
+    return residual_squared(before, after).sqrt()
+
+
+def residual_squared(before: Carry, after: Carry) -> Tensor:
+    """[B] Its square, which has a gradient at 0 too."""
+    moved = size = torch.zeros(len(after.key), device=after.key.device)
+    for old, new in ((before.states.h, after.states.h), (before.states.l, after.states.l)):
+        if old is not None and new is not None:
+            moved, size = moved + _squared(new - old), size + _squared(old)
+    return moved / size
+
+
+def _squared(z: Tensor) -> Tensor:
+    return z.float().flatten(1).square().sum(dim=1)
+
+
+def energy(step: Step) -> Tensor:
+    """[B] the negative log partition of the logits, mean over the tokens."""
+    return -log_partition(step.logits).mean(dim=-1)
 
 
 def logit(probability: float) -> float:

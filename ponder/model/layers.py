@@ -156,6 +156,9 @@ class _SwiGate(torch.autograd.Function):
         if mask is not None:
             grad = grad * mask
         d_up = F.silu(gate).mul_(grad)
+        if torch.is_grad_enabled():  # this is differentiated in its turn, which the fused operation does not bear
+            share = torch.sigmoid(gate)
+            return grad * up * share * (1 + gate * (1 - share)), d_up, None
         return torch.ops.aten.silu_backward(grad * up, gate), d_up, None
 
 
@@ -414,15 +417,17 @@ class Relations(nn.Module):
         self.prefix = config.prefix
         self.symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
         self.tokens = tokens = (length - config.prefix) // self.symbols
-        groups = [group for relation in geometry.relations for group in relation.groups]
-        tells = [told for relation in geometry.relations for told in relation.tells]
         self.counts: dict[str, int] = {}
         for relation in geometry.relations:
             self.counts[relation.name] = self.counts.get(relation.name, 0) + len(relation.groups)
-        gather, tell = torch.zeros(len(groups), tokens), torch.zeros(tokens, len(groups))
-        for i, (group, told) in enumerate(zip(groups, tells, strict=True)):
-            gather[i, list(group)] = len(group) ** -0.5 if group else 0.0
-            tell[list(told), i] = 1.0
+        groups = sum(self.counts.values())
+        gather, tell, i = torch.zeros(groups, tokens), torch.zeros(tokens, groups), 0
+        for relation in geometry.relations:
+            largest = max(map(len, relation.groups))  # one scale for all: a cell at the edge counts as others do
+            for group, told in zip(relation.groups, relation.tells, strict=True):
+                gather[i, list(group)] = largest**-0.5
+                tell[list(told), i] = 1.0
+                i += 1
         self.register_buffer("gather", gather, persistent=False)
         self.register_buffer("tell", tell, persistent=False)
         kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "all"]
@@ -483,6 +488,11 @@ class Layer(nn.Module):
         self.attention = Attention(config.width, config.heads) if config.mixer == "attention" else None
         self.tokens = SwiGLU(length, config) if config.mixer == "mlp" else None
         self.mlp = SwiGLU(config.width, config, conv=config.mlp_conv)
+        self.scale: nn.Parameter | None = None
+        if config.norm == "pre":
+            # What both sublayers of all layers leave of their input, together: a quarter of it.
+            kept = 0.25 ** (1 / (2 * config.layers))
+            self.scale = nn.Parameter(torch.full((2,), math.log(kept / (1 - kept))))
 
     def weights(self, rotary: Rotary | None, batch: int) -> LayerWeights:
         compiled = self._compiled_call_impl is not None  # compilers know nothing of packed weights
@@ -496,19 +506,32 @@ class Layer(nn.Module):
         return LayerWeights(self.tokens.weights(columns), mlp)
 
     def forward(self, x: Tensor, weights: LayerWeights, context: Context, masks: LayerMasks | None) -> Tensor:
+        inside = x if self.scale is None else rms_norm(x)
         if self.attention is not None:
             mask = masks.qkv if masks else None
-            mixed = self.attention(x, weights.mixer, context.rotary, context.key_bias, mask)
-            x = rms_norm(x, mixed, masks.attention if masks else None)
+            mixed = self.attention(inside, weights.mixer, context.rotary, context.key_bias, mask)
+            x = self._joined(0, x, mixed, masks.attention if masks else None)
         elif self.relations is not None:
-            x = rms_norm(x, self.relations(x, weights.mixer), masks.attention if masks else None)
+            x = self._joined(0, x, self.relations(inside, weights.mixer), masks.attention if masks else None)
+        elif self.scale is not None:
+            assert self.tokens is not None
+            mixed = self.tokens(inside.transpose(1, 2), weights.mixer).transpose(1, 2)
+            x = self._joined(0, x, mixed, masks.attention if masks else None)
         else:
             assert self.tokens is not None
             across = x.transpose(1, 2)
             mixed = self.tokens(across, weights.mixer)
             x = rms_norm(across, mixed, masks.attention.transpose(1, 2) if masks else None).transpose(1, 2)
-        out = self.mlp(x, weights.mlp, masks.middle if masks else None)
-        return rms_norm(x, out, masks.ffn if masks else None)
+        inside = x if self.scale is None else rms_norm(x)
+        out = self.mlp(inside, weights.mlp, masks.middle if masks else None)
+        return self._joined(1, x, out, masks.ffn if masks else None)
+
+    def _joined(self, sublayer: int, x: Tensor, added: Tensor, mask: Tensor | None) -> Tensor:
+        """The norm of the sum; or, where the norm came before the sublayer, a sum that x enters scaled down."""
+        if self.scale is None:
+            return rms_norm(x, added, mask)
+        kept = torch.sigmoid(self.scale[sublayer]).to(x.dtype)
+        return kept * x + (added if mask is None else added * mask)
 
     def masks(self, key: Tensor, drop: float, dtype: torch.dtype) -> LayerMasks:
         """This layer's masks for the examples that `key` names: [B] keys."""

@@ -1,4 +1,4 @@
-"""Stablemax cross-entropy and the halting losses."""
+"""Cross-entropy, of stablemax or softmax, and the halting losses."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -7,6 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Probabilities = Literal["stablemax", "softmax"]
+"""How logits become probabilities."""
+
 
 def log_stablemax(logits: Tensor) -> Tensor:
     """log of s(x) / sum s(x), with s(x) = x + 1 for x >= 0 and 1 / (1 - x) below.
@@ -14,11 +17,24 @@ def log_stablemax(logits: Tensor) -> Tensor:
     Taking log s(x) as +-log1p(|x|) keeps float32 within 1e-6 of float64, which not every device has. The two halves
     are split by value, not by `where`, whose gradient is not a number at x = 1, a value bfloat16 logits often have.
     """
+    above, below = _halves(logits)
+    return torch.log1p(above) - torch.log1p(-below) - _log_sum(above, below)
+
+
+def log_partition(logits: Tensor) -> Tensor:
+    """log sum s(x), over the last axis."""
+    return _log_sum(*_halves(logits)).squeeze(-1)
+
+
+def _halves(logits: Tensor) -> tuple[Tensor, Tensor]:
     x = logits.float()
     above = x.clamp(min=0)
-    below = x - above
+    return above, x - above
+
+
+def _log_sum(above: Tensor, below: Tensor) -> Tensor:
     s = (1 + above) / (1 - below)
-    return torch.log1p(above) - torch.log1p(-below) - s.sum(dim=-1, keepdim=True).log()
+    return s.sum(dim=-1, keepdim=True).log()
 
 
 @dataclass(frozen=True)
@@ -42,15 +58,13 @@ def losses(
     q_continue: Tensor | None,
     continue_target: Tensor | None,
     halting_weight: float,
-    probabilities: Literal["stablemax", "softmax"] = "stablemax",
+    probabilities: Probabilities = "stablemax",
 ) -> Losses:
     """Labels of 0 are not supervised. The halting target is whether the answer is exactly right now."""
     supervised = labels != 0
     count = supervised.sum(dim=-1).clamp(min=1)
     right = (logits.argmax(dim=-1) == labels) & supervised
-    logs = log_stablemax(logits) if probabilities == "stablemax" else logits.float().log_softmax(dim=-1)
-    picked = logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    answer = -(torch.where(supervised, picked, 0.0).sum(dim=-1) / count).sum()
+    answer = answer_losses(logits, labels, probabilities).sum()
     exact = (right.sum(dim=-1) == supervised.sum(dim=-1)) & supervised.any(dim=-1)
     halt = cont = torch.zeros_like(answer)
     if q_halt is not None:
@@ -59,6 +73,14 @@ def losses(
         cont = F.binary_cross_entropy_with_logits(q_continue, continue_target, reduction="sum")
     total = answer + halting_weight * (halt + cont)
     return Losses(total, answer.detach(), halt.detach(), cont.detach(), exact, right.sum(dim=-1) / count)
+
+
+def answer_losses(logits: Tensor, labels: Tensor, probabilities: Probabilities = "stablemax") -> Tensor:
+    """[B] the cross-entropy of each answer, mean over its supervised positions."""
+    supervised = labels != 0
+    logs = log_stablemax(logits) if probabilities == "stablemax" else logits.float().log_softmax(dim=-1)
+    picked = logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return -(torch.where(supervised, picked, 0.0).sum(dim=-1) / supervised.sum(dim=-1).clamp(min=1))
 
 
 def continue_target(q_halt: Tensor, q_continue: Tensor, last: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
 import torch
 from pydantic import ValidationError
@@ -17,6 +18,7 @@ from ponder import checkpoint
 from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import ModelConfig
+from ponder.model.fit import expected
 from ponder.model.reasoner import Reasoner
 
 # What every published model lacks of ours.
@@ -144,19 +146,18 @@ def load_official(kind: str, config: Mapping[str, Any], state_dict: Mapping[str,
     vocab = named["embed"][1].shape[0]
     tokens = _tokens(config, ours, named)
     rows = named["table"][1].shape[0] if "table" in named else 1
-    model = Reasoner(ours, vocab, tokens, rows)
-    expected = model.state_dict()
+    shapes = expected(ours, vocab, tokens, rows, named)
     for place, (name, tensor) in named.items():
-        if place not in expected:
+        if place not in shapes:
             raise UserError(f"tensor {name} {tuple(tensor.shape)} is not used by this {kind} configuration")
-        if expected[place].shape != tensor.shape:
+        if shapes[place] != tensor.shape:
             raise UserError(
-                f"tensor {name} has shape {tuple(tensor.shape)}, this configuration expects "
-                f"{tuple(expected[place].shape)}"
+                f"tensor {name} has shape {tuple(tensor.shape)}, this configuration expects {tuple(shapes[place])}"
             )
-    missing = [p for p in expected if p not in named and not (p.startswith("high.") and ours.modules == "shared")]
+    missing = [p for p in shapes if p not in named and not (p.startswith("high.") and ours.modules == "shared")]
     if missing and missing != ["table"]:
-        raise UserError(f"the checkpoint has no tensor for {missing[0]} {tuple(expected[missing[0]].shape)}")
+        raise UserError(f"the checkpoint has no tensor for {missing[0]} {tuple(shapes[missing[0]])}")
+    model = Reasoner(ours, vocab, tokens, rows)
     weights = {place: tensor.to(torch.float32) for place, (_, tensor) in named.items()}
     model.load_state_dict(weights, strict=False)
     return model.eval()
@@ -181,6 +182,8 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         if path.suffix == ".safetensors":
             loaded: Any = load_file(path)
         else:
+            if is_zipfile(path) and sum(each.file_size for each in ZipFile(path).infolist()) > path.stat().st_size:
+                raise ValueError("it unpacks to more than it is, and torch packs nothing")
             loaded = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a damaged or hostile file makes the readers raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -190,7 +193,24 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
             loaded = loaded[wrapper]
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise UserError(f"{path} holds no state dict of tensors")
+    refuse_repeated(path, loaded)
     return loaded
+
+
+def refuse_repeated(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """A saved tensor may show few numbers many times (a stride of 0), or several show the same: a small file that would
+    become a large model."""
+    stored: dict[int, int] = {}
+    for name, tensor in tensors.items():
+        shown = tensor.numel() * tensor.element_size()
+        if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+            raise UserError(f"tensor {name} in {path} is not stored as plain numbers")
+        storage = tensor.untyped_storage()
+        if shown > storage.nbytes():
+            raise UserError(f"tensor {name} in {path} shows {shown} bytes of which the file holds {storage.nbytes()}")
+        stored[storage.data_ptr()] = storage.nbytes()
+    if sum(tensor.numel() * tensor.element_size() for tensor in tensors.values()) > 2 * sum(stored.values()):
+        raise UserError(f"the tensors in {path} show the same numbers many times over: is it a whole model?")
 
 
 # The published configurations name their dataset but not its length.

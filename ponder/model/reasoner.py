@@ -14,7 +14,7 @@ from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
-from ponder.model.recurrence import Parts, States, Update, recur
+from ponder.model.recurrence import Parts, States, Update, horizon, recur
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,8 @@ class Step:
     q_continue: Tensor | None
     ratio: Tensor | None
     """[B, positions, 1] relative size of the last proposed z_L change, where the bound computes it."""
+    over: Tensor | None = None
+    """[B] whether all steps were taken that the puzzle asks for; None where halting is learned."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,25 @@ class Symbols(nn.Module):
         return full
 
 
+class Asked(nn.Module):
+    """How many steps a puzzle asks for, read from its digits."""
+
+    position: Tensor
+    power: Tensor
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        if not geometry.asked:
+            raise UserError("halting asked needs a domain whose puzzles ask for steps (life); set model.halting")
+        self.zero = geometry.zero
+        powers = [10**i for i in reversed(range(len(geometry.asked)))]
+        for name, value in (("position", geometry.asked), ("power", powers)):
+            self.register_buffer(name, torch.tensor(value), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return ((inputs[:, self.position] - self.zero) * self.power).sum(dim=1)
+
+
 class Reasoner(nn.Module):
     init_h: Tensor
     init_l: Tensor
@@ -114,44 +135,55 @@ class Reasoner(nn.Module):
         if config.positions == "learned":
             self.position = nn.Parameter(lecun_(torch.empty(self.length, width), 1 / self.scale))
         self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
+        self.asked = Asked(geometry) if config.halting == "asked" else None
         self.low = Block(config, self.length, geometry)
         self.high = Block(config, self.length, geometry) if config.modules == "separate" else self.low
         self.update = Update(config) if config.states == 2 else None
+        self.learned = config.learned_init and config.init == "fixed"
         for name in ("init_h", "init_l")[: config.states]:
             start = lecun_(torch.empty(width), 1.0)
-            if config.learned_init:
+            if self.learned:
                 self.register_parameter(name, nn.Parameter(start))
             else:
                 self.register_buffer(name, start)
         self.head = linear(width, vocab if self.symbols is None else vocab - 1)
         self.q_head: nn.Linear | None = None
-        if config.halting != "none":
+        if config.head:
             self.q_head = linear(width, 2, bias=True)
             nn.init.zeros_(self.q_head.weight.data)
             nn.init.constant_(self.q_head.bias.data, -5.0)
         # The puzzle table has an optimiser of its own and may be gigabytes: a buffer, whose rows are gathered.
         self.register_buffer("table", torch.zeros(task_ids, width))
 
+    def kept_buffers(self) -> dict[str, Tensor]:
+        """Those that are learned or drawn; the rest follows from the configuration and the puzzle's geometry."""
+        kept = self.state_dict()
+        return {name: buffer for name, buffer in self.named_buffers() if name in kept}
+
     # The carry ------------------------------------------------------------------------------------------------------
 
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:
         """A fresh carry, one slot for each key."""
-        size = (len(key), self.length, self.config.width)
-        made = [
-            getattr(self, name).detach().to(dtype).expand(size).contiguous() if n < self.config.states else None
-            for n, name in enumerate(("init_h", "init_l"))
-        ]
+        made = [self._fresh(n, key, dtype).contiguous() if n < self.config.states else None for n in range(2)]
         return Carry(States(*made), torch.zeros_like(key), key)
 
     def reset(self, carry: Carry, where: Tensor, key: Tensor) -> Carry:
         """Slots with `where` true start over with the given keys; the others stay as they are."""
         spot = where[:, None, None]
         states = [
-            None if old is None else torch.where(spot, getattr(self, name).detach().to(old.dtype), old)
-            for name, old in (("init_h", carry.states.h), ("init_l", carry.states.l))
+            None if old is None else torch.where(spot, self._fresh(n, key, old.dtype), old)
+            for n, old in enumerate((carry.states.h, carry.states.l))
         ]
         steps = torch.where(where, torch.zeros_like(carry.steps), carry.steps)
         return Carry(States(*states), steps, torch.where(where, key, carry.key))
+
+    def _fresh(self, n: int, key: Tensor, dtype: torch.dtype) -> Tensor:
+        """[B, length, width] where z_H (0) or z_L (1) starts: the same for all, or what an example's key draws."""
+        size = (self.length, self.config.width)
+        if self.config.init == "random":
+            return rng.normal(rng.fold(key, (rng.INIT_H, rng.INIT_L)[n]), size, dtype)
+        start: Tensor = getattr(self, ("init_h", "init_l")[n])
+        return start.detach().to(dtype).expand(len(key), *size)
 
     # One ACT step ---------------------------------------------------------------------------------------------------
 
@@ -174,6 +206,8 @@ class Reasoner(nn.Module):
         can_autocast = torch.amp.is_autocast_available(kind)  # not on every device: the meta device cannot
         dtype = torch.get_autocast_dtype(kind) if can_autocast and torch.is_autocast_enabled(kind) else x.dtype
         x = x.to(dtype)
+        if self.asked is not None:
+            x = x * (carry.steps == 0)[:, None, None]  # after the first step the board is in the state
         states = self._start_grad(carry)
         eta = noise if noise is not None else config.noise if self.training else 0.0
         if eta > 0:
@@ -194,8 +228,13 @@ class Reasoner(nn.Module):
         else:
             recurred = recur(self._parts(carry.key, context, masks, dtype), states, x, config, h_cycles)
             states, ratio = recurred.states, recurred.ratio
+            if self.asked is not None:
+                over = carry.steps >= self.asked(inputs)
+                states = States(_kept(carry.states.h, states.h, over), _kept(carry.states.l, states.l, over))
             assert states.h is not None
             out = states.h
+        if config.norm == "pre":
+            out = rms_norm(out)
         logits = self.head(out[:, config.prefix :])
         if self.symbols is not None:
             logits = self.symbols.logits(logits)
@@ -205,7 +244,9 @@ class Reasoner(nn.Module):
                 q = self.q_head(out[:, 0].float())
             q_halt = q[:, 0]
             q_continue = q[:, 1] if config.halting == "halt+continue" else None
-        return Step(Carry(states, carry.steps + 1, carry.key), logits, q_halt, q_continue, ratio)
+        after = Carry(states, carry.steps + 1, carry.key)
+        over = None if self.asked is None else after.steps >= self.asked(inputs)
+        return Step(after, logits, q_halt, q_continue, ratio, over)
 
     def embedded(self, inputs: Tensor, rows: Tensor) -> Tensor:
         """Prefix and tokens, scaled: [B, prefix + tokens, width]."""
@@ -240,8 +281,8 @@ class Reasoner(nn.Module):
     def _start_grad(self, carry: Carry) -> States:
         """Learned initial states enter the graph of the first ACT step, where the horizon lets gradients reach them."""
         states = carry.states
-        full = self.config.h_horizon == self.config.h_cycles and self.config.l_horizon == self.config.l_cycles
-        if not (self.config.learned_init and torch.is_grad_enabled() and full and self.config.states):
+        full = horizon(self.config) == (self.config.h_cycles, self.config.l_cycles)
+        if not (self.learned and torch.is_grad_enabled() and full and self.config.states):
             return states
         fresh = (carry.steps == 0)[:, None, None]
         grown = [
@@ -277,6 +318,10 @@ class Reasoner(nn.Module):
             drop_h=drop_h,
             drop_l=drop_l,
         )
+
+
+def _kept(old: Tensor | None, new: Tensor | None, over: Tensor) -> Tensor | None:
+    return None if old is None or new is None else torch.where(over[:, None, None], old, new)
 
 
 def _same(z: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ One ACT step, with x the embedded input:
         repeat L times:  z_L <- update(z_L, L(z_L + z_H + x))
         z_H <- post(H(z_H + z_L))
 
-Gradients reach the last K_H cycles and, inside each of those, the last K_L inner cycles.
+Gradients reach the last K_H cycles and, inside each of those, the last K_L inner cycles. Or they are those of a fixed
+point: one cycle has a graph, and the cycles before it count as the same one (`gradient: implicit`).
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +35,8 @@ class Update(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.tau = config.bound
+        self.exact = False
+        """Whether derivatives see that the bound's scale depends on the state; in training it counts as a constant."""
         self.norm = config.post_norm
         self.gate: nn.Linear | None = None
         if config.gate:
@@ -46,9 +50,9 @@ class Update(nn.Module):
         delta = candidate - old
         ratio = None
         if self.tau is not None:
-            with torch.no_grad():
+            with torch.set_grad_enabled(self.exact and torch.is_grad_enabled()):
                 ratio = relative_size(delta, old)
-                scale = (ratio / self.tau).clamp_(min=1.0).reciprocal_()
+                scale = (ratio / self.tau).clamp(min=1.0).reciprocal()
             if self.gate is not None:
                 scale = scale * torch.sigmoid(self.gate(total)).to(delta.dtype)
             new = torch.addcmul(old, delta, scale)
@@ -87,16 +91,26 @@ class Recurred:
     ratio: Tensor | None
 
 
+def horizon(config: ModelConfig) -> tuple[int, int]:
+    """K_H and K_L: of how many cycles, and of how many inner cycles in each, a graph is kept."""
+    return (1, config.l_cycles) if config.gradient == "implicit" else (config.h_horizon, config.l_horizon)
+
+
 def recur(parts: Parts, states: States, x: Tensor, config: ModelConfig, h_cycles: int | None = None) -> Recurred:
     """One ACT step. `h_cycles` runs fewer cycles than the configuration says (a depth curriculum)."""
     cycles = h_cycles or config.h_cycles
     grad = torch.is_grad_enabled()
     z_h, z_l, ratio = states.h, states.l, None
+    k_h, k_l = horizon(config)
+    entered = None
     assert z_h is not None
     for cycle in range(cycles):
-        reached = grad and cycle >= cycles - config.h_horizon
+        reached = grad and cycle >= cycles - k_h
+        if reached and config.gradient == "implicit":
+            z_h, z_l = z_h.detach().requires_grad_(), None if z_l is None else z_l.detach().requires_grad_()
+            entered = States(z_h, z_l)
         for inner in range(config.l_cycles):
-            with torch.set_grad_enabled(reached and inner >= config.l_cycles - config.l_horizon):
+            with torch.set_grad_enabled(reached and inner >= config.l_cycles - k_l):
                 if z_l is None:
                     z_h = parts.low(parts.drop_h(z_h) + x)
                 else:
@@ -105,4 +119,35 @@ def recur(parts: Parts, states: States, x: Tensor, config: ModelConfig, h_cycles
         if z_l is not None:
             with torch.set_grad_enabled(reached):
                 z_h = parts.post(parts.high(parts.drop_h(z_h) + parts.drop_l(z_l)))
-    return Recurred(States(z_h, z_l), ratio)
+    out = States(z_h, z_l)
+    return Recurred(out if entered is None else settled(entered, out, config.neumann), ratio)
+
+
+def settled(before: States, after: States, terms: int) -> States:
+    """The states after a cycle, with the gradient of a fixed point of it in place of the cycle's own.
+
+    With J the cycle's Jacobian, that is (I - J^T)^-1 applied to what comes back, here by its Neumann series up to
+    (J^T)^terms: of the one graph, used again. No terms: the one-step gradient.
+    """
+    if terms == 0:
+        return after
+    pairs = [(a, b) for a, b in ((before.h, after.h), (before.l, after.l)) if a is not None and b is not None]
+    made = _Neumann.apply(terms, *(a for a, _ in pairs), *(b for _, b in pairs))  # type: ignore[no-untyped-call]
+    return States(*made, *[None] * (2 - len(pairs)))
+
+
+class _Neumann(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, terms: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*tensors)
+        ctx.terms = terms
+        return tuple(t.view_as(t) for t in tensors[len(tensors) // 2 :])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        before, after = ctx.saved_tensors[: len(grads)], ctx.saved_tensors[len(grads) :]
+        term = total = grads
+        for _ in range(ctx.terms):
+            term = torch.autograd.grad(after, before, term, retain_graph=True)
+            total = tuple(a + b for a, b in zip(total, term, strict=True))
+        return None, *[None] * len(grads), *total

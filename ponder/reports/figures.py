@@ -13,7 +13,7 @@ from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import spread
 from ponder.config.schema import Frozen
-from ponder.reports.tables import Entry
+from ponder.reports.tables import FIXED, Entry
 from ponder.reports.values import StudyResults, policies_of, rows_of, score_of
 from ponder.studies.spec import WeightSet
 
@@ -22,15 +22,18 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 SMALL = 8
+SIZES = {"order": 4.8}
+"""Width of a panel, where it is not the usual one."""
 
 
 class Panel(Frozen):
     """One panel of a study's figure."""
 
-    kind: Literal["bars", "spread", "factor", "training", "depth", "policies"]
+    kind: Literal["bars", "order", "spread", "factor", "training", "depth", "policies"]
     columns: tuple[str, ...] = ()
     """bars, spread: the table's columns side by side."""
     column: str = ""
+    """order, factor: the table's column."""
     x: str = "update"
     """training: update or seconds; factor: the setting along the axis."""
     line: str = ""
@@ -43,8 +46,8 @@ class Panel(Frozen):
     log: bool = False
 
 
-def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> list[Panel]:
-    """The panels, which draw some of these columns."""
+def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Mapping[str, str]) -> list[Panel]:
+    """The panels, which draw some of these columns: what a panel calls it -> the table's label."""
     try:
         panels = [Panel.model_validate(each) for each in declared]
     except ValidationError as error:
@@ -56,7 +59,11 @@ def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Sequenc
             raise unknown(f"column in the figure of {name}", column, columns)
     for score in (s for panel in panels for s in (*panel.scores, panel.score) if s):
         score_of(score)
-    return panels
+    shown = {"": "", **columns}
+    return [
+        panel.model_copy(update={"columns": tuple(shown[c] for c in panel.columns), "column": shown[panel.column]})
+        for panel in panels
+    ]
 
 
 def draw(
@@ -73,19 +80,21 @@ def draw(
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    across = min(2, len(panels))
+    across = min(3 if len(panels) > 4 else 2, len(panels))
     down = -(-len(panels) // across)
     with plt.rc_context({"svg.hashsalt": "ponder", "font.size": 10, "axes.grid": True, "grid.alpha": 0.25}):
-        figure, axes = plt.subplots(
-            down, across, figsize=(6.4 * across + 1, 4.4 * down), layout="constrained", squeeze=False
-        )
+        size = (SIZES.get(panels[0].kind, 6.4) * across + 1, 4.4 * down)
+        figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
         for axis, panel in zip(axes.flat, panels, strict=False):
             DRAWERS[panel.kind](axis, results, found, panel, titles)
-        figure.suptitle(
-            f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
-        )
+        text = f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
+        if panels[0].kind == "order":
+            text += (
+                "\ndots: seeds, bar and tick: their mean, diamond: the paper at paper scale, dotted: best fixed answer"
+            )
+        figure.suptitle(text)
         for kind, file in pictures.items():
             out = io.BytesIO()
             figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
@@ -167,6 +176,34 @@ def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel
     _legend(axis, below=True)
 
 
+def _order(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+    """Recipes from the paper's best downwards: every seed, their mean, the paper's number, and each one's rank."""
+    here = [e for e in found if e.column == panel.column]
+    shown = sorted((e for e in here if e.planned), key=lambda e: -(e.paper or 0.0))
+    ours = sorted((e for e in shown if e.ours), key=lambda e: -e.ours.value)  # type: ignore[union-attr]
+    seeds = 0
+    for place, entry in enumerate(shown):
+        colour = COLOURS[list(results.study.variants).index(entry.row) % len(COLOURS)]
+        values = [100 * v.value for v in results.readings(entry.row, entry.of).values()]
+        if values:
+            seeds = max(seeds, len(values))
+            mean = float(np.mean(values))
+            axis.plot([0, mean], [place, place], color=colour, lw=5, alpha=0.25, solid_capstyle="butt")
+            axis.plot(values, [place] * len(values), "o", color=colour, markersize=5, alpha=0.8, linestyle="none")
+            axis.plot(mean, place, "|", color="black", markersize=14, mew=1.5)
+        if entry.paper is not None:
+            axis.plot(entry.paper, place, "D", mfc="none", mec="black", markersize=6, linestyle="none")
+        mine = ours.index(entry) + 1 if entry in ours else "–"
+        axis.text(103, place, f"{place + 1} / {mine}", va="center", fontsize=SMALL, clip_on=False)
+    fixed = next((e.ours for e in here if e.row == FIXED), None)
+    if fixed is not None:
+        axis.axvline(100 * fixed.value, color="0.3", linestyle=":", lw=1.2)
+    axis.text(103, -0.75, "rank: paper / ours", fontsize=SMALL - 1, ha="left", clip_on=False)
+    axis.set_yticks(range(len(shown)), [titles.get(e.row, e.row).split(" (")[0] for e in shown])
+    axis.set(xlim=(-2, 102), ylim=(len(shown) - 0.5, -0.6), xlabel="valid answers, %")
+    axis.set_title(f"{panel.column.removesuffix(', best_full')}, {seeds} seed{'s' if seeds != 1 else ''}")
+
+
 def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Standard deviation over seeds, in the order of the rows; the paper's dotted."""
     rows = list(results.study.variants)
@@ -193,7 +230,7 @@ def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pan
 
 def _factor(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """A column against one setting, a line for each value of another."""
-    shown = [e for e in found if e.column == panel.column and e.ours is not None]
+    shown = [e for e in found if e.column == panel.column and e.ours is not None and e.planned]
     place = {e.row: _settings(results, e.row, panel) for e in shown}
     for number, value in enumerate(sorted({line for _, line in place.values()})):
         some = sorted((e for e in shown if place[e.row][1] == value), key=lambda e: place[e.row][0])
@@ -318,6 +355,7 @@ def _legend(axis: Any, below: bool = False) -> None:
 
 DRAWERS = {
     "bars": _bars,
+    "order": _order,
     "spread": _spread,
     "factor": _factor,
     "training": _training,

@@ -1,12 +1,13 @@
 """Findings: a claim, the rule that decides it, and the verdict that follows from stored results alone.
 
-The rule is declared in the study's YAML as comparisons of two quantities. A comparison holds when the 95% interval of
-its difference lies wholly on the claimed side, is contrary when it lies wholly on the other, and else undecided.
+The rule is declared in the study's YAML as comparisons of two quantities, before they are run. A finding is confirmed
+when every one of its comparisons holds, contrary when one of them is turned round by more than their number explains;
+"the same" is claimed with a margin and tested from both sides. All findings of a study are one family, corrected as
+such (Holm), and a finding with one seed is not tested at all.
 """
 
-import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,11 +17,14 @@ from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen, parse
-from ponder.reports.values import Place, Quantity, StudyResults, compare, score_of
-from ponder.studies.spec import Study
+from ponder.reports.values import Place, Quantity, StudyResults, score_of
+from ponder.studies.spec import Form, Study, form
 
 CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not testable", "not run yet"
 UNDECIDED, CONTRARY = "not confirmed: undecided", "not confirmed: contrary"
+ONE_SEED, LEFT_OUT = "one seed", "its task is left out"
+FAMILY = 2 * stats.LEVEL
+"""How likely any false verdict among the findings of a study may be."""
 Outcome = Literal["holds", "undecided", "contrary"]
 """Of one comparison."""
 
@@ -34,9 +38,10 @@ class Test(Frozen):
     """Several: the comparison must hold with each of them."""
     of: Mapping[str, Any] = {}
     """What is compared, a quantity; each side may change parts of it."""
-    is_: Literal["greater", "less", "within", "not_greater"] = Field(alias="is")
+    is_: Literal["greater", "less", "within"] = Field(alias="is")
     margin: float = 0.0
-    """In points for accuracies."""
+    """In points for accuracies. greater, less: by more than this; a negative one allows a loss of so much. within: no
+    further apart than this, on either side."""
     than: float | None = None
     """Compare `a` with this number, in points for accuracies, instead of with `b`."""
     at: Literal["end", "seconds", "updates"] = "end"
@@ -49,9 +54,8 @@ class Finding(Frozen):
     id: str
     claim: str
     source: Literal["paper", "beyond"] = "paper"
-    tests: tuple[Test, ...]
-    need: Literal["all", "any"] = "all"
-    not_testable: Mapping[Literal["mini", "paper"], str] = {}
+    tests: tuple[Test, ...] = Field(min_length=1)
+    not_testable: Mapping[Form, str] = {}
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,9 @@ class Compared:
 
     words: str
     estimate: Estimate | None
-    outcome: Outcome | None
-    """None: it cannot be said."""
-    why: str
+    decision: "Decision"
+    same: bool
+    """Whether it claims that there is no difference."""
     unit: str
     needed: frozenset[Place]
     """The trainings it compares."""
@@ -72,52 +76,73 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class Decision:
+    outcome: Outcome | None
+    """Of the comparison alone; None: it cannot be said."""
+    why: str
+    holds: float = 1.0
+    """How likely such a result is if the claim is wrong: its p-value."""
+    turned: float = 1.0
+    """The same of the claim's opposite."""
+
+
+@dataclass(frozen=True)
 class Judgement:
     finding: Finding
     verdict: str
     why: str
     compared: tuple[Compared, ...]
+    chance: float | None = None
+    """p-value of what the finding leans to, two-sided, for the family it belongs to; None where nothing was tested."""
 
 
-def judge(finding: Finding, results: StudyResults) -> Judgement:
-    """The verdict, from the declared rule and what is stored."""
-    scale: Literal["mini", "paper"] = "paper" if results.scale == "paper" else "mini"
+def judge(findings: Sequence[Finding], results: StudyResults) -> list[Judgement]:
+    """The verdicts of a study, from the declared rules and what is stored."""
+    found = [_judge(finding, results) for finding in findings]
+    tested = [i for i, each in enumerate(found) if each.chance is not None]
+    corrected = stats.holm([found[i].chance or 0.0 for i in tested])
+    for i, chance in zip(tested, corrected, strict=True):
+        alone = found[i]
+        if chance > FAMILY and alone.verdict != UNDECIDED:
+            why = f"{alone.verdict.rpartition(': ')[2]} if it were the only one of {len(tested)} findings"
+            alone = replace(alone, verdict=UNDECIDED, why="; ".join(filter(None, (alone.why, why))))
+        found[i] = replace(alone, chance=chance)
+    return found
+
+
+def _judge(finding: Finding, results: StudyResults) -> Judgement:
+    """The verdict of one, as if it were alone."""
+    scale = form(results.scale)
     if scale in finding.not_testable:
         return Judgement(finding, NOT_TESTABLE, finding.not_testable[scale], ())
     compared = tuple(c for test in finding.tests for c in _compared(test, results))
-    if not compared:
-        return Judgement(finding, NOT_TESTABLE, f"its task is left out of the {scale} form", ())
-    if finding.need == "any" and any(c.outcome == "holds" and not c.missing for c in compared):
-        return Judgement(finding, CONFIRMED, _part(finding, compared), compared)
+    if len(compared) < sum(len(test.b) if isinstance(test.b, tuple) else 1 for test in finding.tests):
+        return Judgement(finding, NOT_TESTABLE, f"{LEFT_OUT} of the {scale} form", compared)
     needed = {place for c in compared for place in c.needed}
     if missing := {place for c in compared for place in c.missing}:
         why = f"{len(needed) - len(missing)} of the {len(needed)} trainings it compares are there"
         if lost := len(missing & {*results.failed}):
             why += f", {lost} failed"
         return Judgement(finding, NOT_RUN, why, compared)
-    unknown = [c for c in compared if c.outcome is None]
+    if any(c.estimate is not None and c.estimate.seeds < 2 for c in compared):
+        return Judgement(finding, NOT_TESTABLE, ONE_SEED, compared)
+    unknown = [c for c in compared if c.decision.outcome is None]
     if unknown:
-        return Judgement(finding, NOT_TESTABLE, unknown[0].why, compared)
-    counts = Counter(c.outcome for c in compared)
-    if counts["holds"] == len(compared):
-        return Judgement(finding, CONFIRMED, _part(finding, compared), compared)
-    if finding.need == "any" and (part := _part(finding, compared)):
-        return Judgement(finding, NOT_TESTABLE, f"{part}, and none of those it has holds", compared)
-    enough = len(compared) if finding.need == "any" else 1
-    verdict = CONTRARY if counts["contrary"] >= enough else UNDECIDED
+        return Judgement(finding, NOT_TESTABLE, unknown[0].decision.why, compared)
+    # All comparisons together hold as surely as the least sure of them; that one of several is turned round is as
+    # likely by chance as there are comparisons.
+    holds = max(c.decision.holds for c in compared)
+    turned = min(1.0, len(compared) * min(c.decision.turned for c in compared))
+    chance = min(1.0, 2 * min(holds, turned))
+    counts = Counter(c.decision.outcome for c in compared)
     mixed = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(counts) > 1 else ""
-    return Judgement(finding, verdict, mixed, compared)
-
-
-def _part(finding: Finding, compared: tuple[Compared, ...]) -> str:
-    """Which part of a claim this scale can speak of; nothing where it is all of it."""
-    declared = sum(len(test.b) if isinstance(test.b, tuple) else 1 for test in finding.tests)
-    return "" if len(compared) == declared else f"this scale has {len(compared)} of its {declared} comparisons"
+    verdict = UNDECIDED if chance > FAMILY else CONFIRMED if holds < turned else CONTRARY
+    return Judgement(finding, verdict, mixed, compared, chance)
 
 
 def _compared(test: Test, results: StudyResults) -> Iterator[Compared]:
     for (variant_a, of_a), (variant_b, of_b) in pairs_of(test, results.study):
-        if {results.task_of(of) for of in (of_a, of_b)} <= set(results.tasks):
+        if all(results.seeds(results.task_of(of), v) for v, of in ((variant_a, of_a), (variant_b, of_b))):
             yield _compare(test, results, variant_a, of_a, variant_b, of_b)
 
 
@@ -129,16 +154,23 @@ def pairs_of(test: Test, study: Study) -> list[tuple[tuple[str, Quantity], tuple
     return [(first, _side(b, test, study)) for b in (test.b if isinstance(test.b, tuple) else (test.b,))]
 
 
+def ranks(study: Study) -> Literal["budget", "best_full"]:
+    """Which answer of a model its findings go by: `measure.ranks`, where a comparison names no other."""
+    return "best_full" if (study.measure or {}).get("ranks") == "best_full" else "budget"
+
+
 def _side(side: Side, test: Test, study: Study) -> tuple[str, Quantity]:
     parts = {"variant": side} if isinstance(side, str) else dict(side)
     variant = str(parts.pop("variant", study.baseline))
     if variant not in study.variants:
         raise unknown(f"variant in a finding of {study.name}", variant, study.variants)
-    of = parse(Quantity, {**test.of, **parts}, f"a finding of {study.name}")
+    asked = {**test.of, **parts}
+    of = parse(Quantity, asked, f"a finding of {study.name}")
     if (of.score is None) == (of.field is None):
         raise UserError(f"study {study.name}: a finding's `of` needs exactly one of score and field")
-    if of.score is not None:
-        score_of(of.score)
+    if of.score is not None and "way" not in asked and test.at == "end":
+        votes = score_of(of.score).metric.startswith("pass")  # counted at the training budget
+        of = of.model_copy(update={"way": "budget" if votes else ranks(study)})
     return variant, of
 
 
@@ -148,7 +180,6 @@ def _compare(
     clock = None
     if test.at != "end":
         clock = results.clock("update" if test.at == "updates" else "seconds", [variant_a, variant_b], of_a)
-    a, b = results.readings(variant_a, of_a, clock), results.readings(variant_b, of_b, clock)
     sides = ((variant_a, of_a), (variant_b, of_b))
     places = [(results.task_of(of), variant) for variant, of in sides]
     needed = frozenset((*place, seed) for place in places for seed in results.seeds(*place))
@@ -156,17 +187,19 @@ def _compare(
     percent = of_a.percent and not test.spread
     unit = "points" if percent else "times" if test.spread else ""
     if test.spread:
-        found = stats.spread_ratio([r.value for r in a.values()], [r.value for r in b.values()])
+        found = stats.spread_ratio(*([r.value for r in results.readings(*side, clock).values()] for side in sides))
         margin = 0.0
     else:
         by = 100 if percent else 1
-        found = compare(a, b) if test.than is None else _against(results, variant_a, of_a, test.than / by)
+        found = results.compare(*sides, clock) if test.than is None else _against(results, *sides[0], test.than / by)
         margin = test.margin / by
-    outcome, why = decide(found, test.is_, margin)
-    if test.spread:
-        why = why.replace("includes 0", "includes 1")  # a ratio is decided by its logarithm
+    decision = decide(found, test.is_, margin)
+    if test.spread:  # a ratio is decided by its logarithm
+        why = decision.why.replace("includes 0", "includes 1")
         if found is None and not missing:
-            why = "the spread over seeds is 0 or there is one seed only"
+            seeds = min(len(results.stored(*place)) for place in places)
+            why = ONE_SEED if seeds < 2 else "the spread over seeds is 0"
+        decision = replace(decision, why=why)
     words = _words(test, results, variant_a, of_a, variant_b, of_b)
     if test.than is not None:
         described = [x for x, usual in zip(_described(variant_a, of_a, results), DEFAULTS, strict=True) if x != usual]
@@ -174,7 +207,8 @@ def _compare(
     if clock is not None:
         words += f", at {clock.at:,.0f} {'updates' if clock.axis == 'update' else 'seconds spent in updates'} each"
     final = clock is None and test.than is None
-    return Compared(words, found, outcome, why, unit, needed, missing, sides if final else None)
+    same = test.is_ == "within"
+    return Compared(words, found, decision, same, unit, needed, missing, sides if final else None)
 
 
 def _against(results: StudyResults, variant: str, of: Quantity, number: float) -> Estimate | None:
@@ -185,32 +219,34 @@ def _against(results: StudyResults, variant: str, of: Quantity, number: float) -
     return replace(found, value=found.value - number, low=found.low - number, high=found.high - number)
 
 
-def decide(found: Estimate | None, claimed: str, margin: float) -> tuple[Outcome | None, str]:
-    """Whether the interval lies wholly on the claimed side; if not, where it lies."""
+def decide(found: Estimate | None, claimed: str, margin: float) -> Decision:
+    """Whether the truth lies on the claimed side, by one test for each side of each limit; if not, where it lies."""
     if found is None:
-        return None, "one side has no result"
-    if found.low is None or found.high is None or not (math.isfinite(found.low) and math.isfinite(found.high)):
-        return None, "one seed and no examples to resample give no interval"
-    low, high = found.low, found.high
-    if claimed in ("greater", "less"):
-        value = found.value
-        if claimed == "less":
-            low, high, value = -high, -low, -value
-        if low > margin:
-            return "holds", ""
-        if high < margin:
-            short = margin > 0 and high >= 0
-            return "contrary", f"the interval lies {'below the margin' if short else 'on the other side'}"
-        mean = "the mean is as claimed" if value > margin else "the mean is not as claimed"
-        return "undecided", f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
-    inside, outside = high < margin, low > margin
+        return Decision(None, "one side has no result")
+    if found.low is None or found.high is None:
+        return Decision(None, "one seed and no examples to resample give no interval")
     if claimed == "within":
-        inside, outside = inside and -margin < low, outside or high < -margin
-    if inside:
-        return "holds", ""
-    if outside:
-        return "contrary", "the interval lies beyond the margin"
-    return "undecided", "the interval reaches beyond the margin"
+        holds = max(found.above(-margin), found.below(margin))
+        gains, falls = found.above(margin), found.below(-margin)
+        turned = min(gains, falls)
+        if holds <= stats.LEVEL:
+            return Decision("holds", "", holds, turned)
+        if turned <= stats.LEVEL:
+            side = "above" if gains < falls else "below (a fall, not a tie)"
+            return Decision("contrary", f"the interval lies beyond the margin, {side}", holds, turned)
+        return Decision("undecided", "the interval reaches beyond the margin", holds, turned)
+    value, low, high = found.value, found.low, found.high
+    holds, turned = found.above(margin), found.below(margin)
+    if claimed == "less":
+        value, low, high, holds, turned = -value, -high, -low, found.below(-margin), found.above(-margin)
+    if holds <= stats.LEVEL:
+        return Decision("holds", "", holds, turned)
+    if turned <= stats.LEVEL:
+        short = margin > 0 and high >= 0
+        where = "below the margin" if short else "on the other side" if margin >= 0 else "beyond the loss allowed"
+        return Decision("contrary", f"the interval lies {where}", holds, turned)
+    mean = "the mean is as claimed" if value > margin else "the mean is not as claimed"
+    return Decision("undecided", f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}", holds, turned)
 
 
 def _words(test: Test, results: StudyResults, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:

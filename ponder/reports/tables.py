@@ -4,19 +4,20 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from ponder.base.errors import UserError
+from ponder.base.markers import markdown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen
 from ponder.reports.findings import Finding, pairs_of
-from ponder.reports.values import Clock, Quantity, StudyResults, compare, llm_estimate, score_of, scores
+from ponder.reports.values import Clock, Quantity, StudyResults, llm_estimate, score_of, scores
 from ponder.studies.spec import Study
 
 MISSING = "missing"
+FIXED = "best fixed answer"
 NONE = "n/a"
 """The training is there and has no such number."""
 
@@ -26,10 +27,6 @@ class Which(Frozen):
 
     question: str
     options: Mapping[str, tuple[str, ...]]
-    because: Mapping[str, str] = {}
-    """Said of an option that is shown."""
-    hints: Mapping[str, str] = {}
-    """Where no option is: what a confirmed finding suggests all the same."""
 
 
 class Measure(Frozen):
@@ -39,6 +36,8 @@ class Measure(Frozen):
     """scores: each row a score of the baseline, each column a way to read it; differences are to the first column."""
     scores: tuple[str, ...] = ()
     columns: tuple[Quantity, ...]
+    ranks: Literal["budget", "best_full"] = "budget"
+    """Which answer of a model findings, figures and the paper's numbers go by; the other one stands beside it."""
     equal: tuple[Literal["seconds", "updates"], ...] = ()
     """Also compare the variants at the smallest common total of these."""
     policies: tuple[str, ...] = ()
@@ -70,6 +69,22 @@ def page_of(study: Study) -> Page:
     page = Page(measure, study.paper_numbers or {}, study.figure or [], findings)
     _consistent(study, page)
     return page
+
+
+def columns_of(page: Page) -> list[tuple[Quantity, str]]:
+    """The columns, each with the label its numbers in the paper have, or none. A score at the training budget is
+    followed by the one at each example's most confident step."""
+    out = []
+    for column in page.measure.columns:
+        plain = (column.checkpoint, column.way, column.show) == ("last", "budget", "value")
+        metric = (column.metric or score_of(column.score).metric) if column.score else ""
+        if not (plain and metric in ("exact", "valid")):
+            out.append((column, column.label))
+            continue
+        ranked = page.measure.ranks == "best_full"
+        beside = column.model_copy(update={"label": f"{column.label}, best_full", "way": "best_full"})
+        out += [(column, "" if ranked else column.label), (beside, column.label if ranked else "")]
+    return out
 
 
 def _all_scores(study: Study) -> list[dict[str, str]]:
@@ -127,24 +142,30 @@ def entries(results: StudyResults, page: Page, clock_axis: Literal["seconds", "u
         _entry(results, page, variant, column, clock)
         for variant in results.study.variants
         for column, clock in _columns(results, page, clock_axis)
+        if results.seeds(results.task_of(column[0]), variant)
     ]
     if page.measure.llm and clock_axis is None:
         out += list(_llms(results, page))
+    if clock_axis is None:
+        for column, _ in _columns(results, page, None):
+            if (constant := results.constant(column[0])) is not None:
+                out.append(Entry(FIXED, column[0].label, column[0], 0, 0, constant, None, None, None))
     return out
 
 
 def _columns(
     results: StudyResults, page: Page, axis: Literal["seconds", "update"] | None
-) -> Iterator[tuple[Quantity, Clock | None]]:
+) -> Iterator[tuple[tuple[Quantity, str], Clock | None]]:
     """The columns whose task is part of this scale; on a clock, those that a curve can give."""
-    for column in chain.from_iterable(_of_each_task(results, column) for column in page.measure.columns):
+    every = ((each, label) for column, label in columns_of(page) for each in _of_each_task(results, column))
+    for column, label in every:
         if results.task_of(column) not in results.tasks:
             continue
         if axis is None:
-            yield column, None
+            yield (column, label), None
         elif column.score is not None and (column.checkpoint, column.way, column.show) == ("last", "budget", "value"):
             clock = results.clock(axis, results.study.variants, column)
-            yield column, clock or Clock(axis, 0.0)
+            yield (column, ""), clock or Clock(axis, 0.0)
 
 
 def _of_each_task(results: StudyResults, column: Quantity) -> Iterator[Quantity]:
@@ -156,15 +177,14 @@ def _of_each_task(results: StudyResults, column: Quantity) -> Iterator[Quantity]
             yield column.model_copy(update={"task": task, "label": f"{column.label}, {task}"})
 
 
-def _entry(results: StudyResults, page: Page, variant: str, column: Quantity, clock: Clock | None) -> Entry:
-    baseline = results.study.baseline
+def _entry(results: StudyResults, page: Page, variant: str, named: tuple[Quantity, str], clock: Clock | None) -> Entry:
+    baseline, (column, label) = results.study.baseline, named
     difference = None
     if variant != baseline:
-        difference = compare(results.readings(variant, column, clock), results.readings(baseline, column, clock))
+        difference = results.compare((variant, column), (baseline, column), clock)
     seeds = _seeds(results, variant, column)
     ours = results.estimate(variant, column, clock)
-    paper = (None, None) if clock else _paper(page, variant, column.label)
-    return Entry(variant, column.label, column, *seeds, ours, difference, *paper)
+    return Entry(variant, column.label, column, *seeds, ours, difference, *_paper(page, variant, label))
 
 
 def _seeds(results: StudyResults, variant: str, of: Quantity) -> tuple[int, int]:
@@ -183,21 +203,21 @@ def _by_score(results: StudyResults, page: Page) -> Iterator[Entry]:
             of = column.model_copy(update={"score": name})
             difference = None
             if of != first and of.percent and of.metric == first.metric:
-                difference = compare(results.readings(variant, of), results.readings(variant, first))
+                difference = results.compare((variant, of), (variant, first))
             seeds = _seeds(results, variant, of)
             ours = results.estimate(variant, of)
             yield Entry(name, column.label, of, *seeds, ours, difference, *_paper(page, name, column.label))
+        if (constant := results.constant(first)) is not None:
+            yield Entry(name, FIXED, first, 0, 0, constant, None, None, None)
 
 
 def _llms(results: StudyResults, page: Page) -> Iterator[Entry]:
-    """Language models: those with stored results, and those the paper names."""
-    named = [row for row in page.paper if row not in results.study.variants]
-    for model in dict.fromkeys((*named, *results.llms)):
-        for column, _ in _columns(results, page, None):
-            if column.checkpoint != "last":
-                continue
-            ours = llm_estimate(results, model, column) if model in results.llms else None
-            yield Entry(model, column.label, column, 0, 0, ours, None, *_paper(page, model, column.label))
+    """Language models with stored results."""
+    for model in results.llms:
+        for (column, _), _ in _columns(results, page, None):
+            if (column.checkpoint, column.way) == ("last", "budget"):
+                ours = llm_estimate(results, model, column)
+                yield Entry(model, column.label, column, 0, 0, ours, None, *_paper(page, model, column.label))
 
 
 def _paper(page: Page, row: str, label: str) -> tuple[float | None, float | None]:
@@ -209,13 +229,13 @@ def _paper(page: Page, row: str, label: str) -> tuple[float | None, float | None
 
 def paper_number(page: Page, variant: str, of: Quantity) -> tuple[float | None, float | None]:
     """The paper's number for a quantity and its spread, where one of the columns is that quantity."""
-    for column in page.measure.columns:
+    for column, label in columns_of(page):
         if page.measure.rows == "scores":
             same, row = column.model_copy(update={"label": "", "score": of.score}), str(of.score)
         else:
             same, row = column.model_copy(update={"label": ""}), variant
         if same == of.model_copy(update={"label": ""}):
-            return _paper(page, row, column.label)
+            return _paper(page, row, label)
     return None, None
 
 
@@ -264,11 +284,6 @@ def short(entry: Entry) -> str:
     if entry.paper is not None:
         text += f"<br>*paper {paper_text(entry.paper, entry.paper_sd, entry.of)}*"
     return text
-
-
-def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
 def matrix(found: Sequence[Entry], titles: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +12,10 @@ import numpy.typing as npt
 
 from ponder.base import stats
 from ponder.base.errors import unknown
-from ponder.base.stats import Estimate
+from ponder.base.stats import Estimate, Pool
 from ponder.config.schema import Frozen, parse
 from ponder.reports.llms import LlmResult
+from ponder.studies.fixed import FixedAnswers
 from ponder.studies.result import CellResult, CurvePoint, Metric
 from ponder.studies.spec import OWN, Study, WeightSet, shared
 from ponder.studies.store import unpack
@@ -31,6 +32,8 @@ class Score(Frozen):
     task: str
     splits: tuple[str, ...]
     metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] = "valid"
+    unique: bool = False
+    """Whether each puzzle has one answer, so that `valid` is `exact`."""
 
 
 class Quantity(Frozen):
@@ -110,10 +113,10 @@ def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Va
     if metric == "pass@1" or metric == "pass@2":
         return _passes(stored, score.splits[0], metric, wanted) if clock is None else None
     if clock is not None:
-        return _on_clock(stored, score, metric, wanted.weights, clock)
+        return _on_clock(stored, score, metric, wanted, clock)
     if wanted.checkpoint == "last" and (measured := _measured(stored, score, metric, wanted)) is not None:
         return measured
-    if wanted.way != "budget" or wanted.show == "step":
+    if wanted.way not in ("budget", "best_full") or wanted.show == "step":
         return None
     return _from_curve(stored, score, metric, wanted)
 
@@ -151,6 +154,8 @@ def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity
         if None in answered:
             return None
         value = float(np.mean([getattr(each, "mean_step" if wanted.show == "step" else metric) for each in answered]))
+        if wanted.way == "best_full":
+            bits = _bits([(part.bits_full, part.n) for part in parts], metric)
     else:
         steps = {"budget": budget, "end": len(curve), "best_step": int(curve.argmax()) + 1}
         step = wanted.way if isinstance(wanted.way, int) else steps[wanted.way]
@@ -158,9 +163,7 @@ def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity
             return None
         value = float(curve[step - 1]) if wanted.show == "value" else float(step)
         if step in (budget, len(curve)):
-            packed = [(getattr(part.bits if step == budget else part.bits_end, metric, ""), part.n) for part in parts]
-            if all(text for text, _ in packed):
-                bits = tuple(unpack(text, n) for text, n in packed)
+            bits = _bits([(part.bits if step == budget else part.bits_end, part.n) for part in parts], metric)
     if wanted.show == "update":
         profiles = after.ema if wanted.weights == "ema" else after.online
         assert profiles is not None
@@ -170,10 +173,23 @@ def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity
     return Value(value, n if wanted.show == "value" else None, len(parts), bits, examples)
 
 
-def rows_of(stored: CellResult, score: Score, metric: Metric, weights: WeightSet) -> list[tuple[CurvePoint, float]]:
-    """Each evaluation while training, and its score."""
+def _bits(parts: Sequence[tuple[Any, int]], metric: Metric) -> tuple[Bits, ...] | None:
+    packed = [(getattr(bits, metric, ""), n) for bits, n in parts]
+    return tuple(unpack(text, n) for text, n in packed) if all(text for text, _ in packed) else None
+
+
+def rows_of(
+    stored: CellResult, score: Score, metric: Metric, weights: WeightSet, way: str | int = "budget"
+) -> list[tuple[CurvePoint, float]]:
+    """Each evaluation while training, and its score. At the most confident step only `exact` was measured; where each
+    answer is unique, `valid` is the same."""
+    name: str = metric
+    if way == "best_full":
+        if metric != "exact" and not (metric == "valid" and score.unique):
+            return []
+        name = "best_full"
     return [
-        (row, float(np.mean([getattr(row.of(weights)[split], metric) for split in score.splits])))
+        (row, float(np.mean([getattr(row.of(weights)[split], name) for split in score.splits])))
         for row in stored.curve
         if all(split in row.of(weights) for split in score.splits)
     ]
@@ -184,7 +200,7 @@ def _n(stored: CellResult, score: Score) -> int:
 
 
 def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
-    rows = rows_of(stored, score, metric, wanted.weights)
+    rows = rows_of(stored, score, metric, wanted.weights, wanted.way)
     if not rows:
         return None
     if wanted.checkpoint == "peak":
@@ -197,9 +213,9 @@ def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quanti
     return Value(value, _n(stored, score), len(score.splits))
 
 
-def _on_clock(stored: CellResult, score: Score, metric: Metric, weights: WeightSet, clock: Clock) -> Value | None:
+def _on_clock(stored: CellResult, score: Score, metric: Metric, wanted: Quantity, clock: Clock) -> Value | None:
     """Between two evaluations the curve is taken as straight; before the first there is nothing."""
-    rows = rows_of(stored, score, metric, weights)
+    rows = rows_of(stored, score, metric, wanted.weights, wanted.way)
     x = [row.along(clock.axis) for row, _ in rows]
     if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
         return None
@@ -221,6 +237,8 @@ class StudyResults:
     failed: Mapping[Place, str]
     llms: Mapping[str, Mapping[str, LlmResult]]
     """Language model -> data hash -> its llm.json."""
+    fixed: Mapping[str, FixedAnswers] = field(default_factory=dict)
+    """Task -> what the best fixed answers score on the baseline's data."""
 
     @property
     def tasks(self) -> list[str]:
@@ -253,6 +271,34 @@ class StudyResults:
             return None
         return stats.estimate([r.value for r in found], _least(r.n for r in found), found[0].parts)
 
+    def constant(self, wanted: Quantity) -> Estimate | None:
+        """What the best fixed answer scores, a number of the data."""
+        score = score_of(wanted.score) if wanted.score else None
+        metric = (wanted.metric or score.metric) if score else None
+        found = self.fixed.get(score.task) if score else None
+        if score is None or found is None or metric not in ("exact", "valid") or not wanted.percent:
+            return None
+        parts = [found.splits[split] for split in score.splits]
+        mean = float(np.mean([getattr(part, metric) for part in parts]))
+        return Estimate(mean, 0, None, None, None, min(part.n for part in parts))
+
+    def compare(self, a: tuple[str, Quantity], b: tuple[str, Quantity], clock: Clock | None = None) -> Estimate | None:
+        """a - b, each a variant and its quantity; the spread over seeds is pooled over all variants of the study."""
+        return compare(self.readings(*a, clock), self.readings(*b, clock), self._pool(a, b, clock))
+
+    def _pool(self, a: tuple[str, Quantity], b: tuple[str, Quantity], clock: Clock | None) -> Pool | None:
+        """Residuals of every variant measured in the same way, over the seeds they share. Scores only: other numbers,
+        such as gradient norms, spread by their size."""
+        (first, of_a), (second, of_b) = a, b
+        if not of_a.percent or self.task_of(of_a) != self.task_of(of_b):
+            return None
+        every = [(self.readings(v, of_a, clock), self.readings(v, of_b, clock)) for v in self.study.variants]
+        full = [pair for pair in every if all(pair)]
+        seeds = [s for s in (full[0][0] if full else ()) if all(s in x and s in y for x, y in full)]
+        if first == second:
+            return stats.within([[x[s].value - y[s].value for s in seeds] for x, y in full])
+        return stats.blocks([[x[s].value for s in seeds] for x, _ in full]) if of_a == of_b else None
+
     def clock(self, axis: Literal["seconds", "update"], variants: Iterable[str], wanted: Quantity) -> Clock | None:
         """The smallest common total: what every finished training of these variants has reached."""
         task = self.task_of(wanted)
@@ -284,7 +330,7 @@ def _least(counts: Iterable[int | None]) -> int | None:
     return min(known) if known else None
 
 
-def compare(a: Mapping[int, Value], b: Mapping[int, Value]) -> Estimate | None:
+def compare(a: Mapping[int, Value], b: Mapping[int, Value], pool: Pool | None = None) -> Estimate | None:
     """a - b over the seeds that both have; example by example where the answers are stored."""
     seeds = [seed for seed in a if seed in b]
     if not seeds:
@@ -301,7 +347,7 @@ def compare(a: Mapping[int, Value], b: Mapping[int, Value]) -> Estimate | None:
             means = [float(np.mean([r.value for r in side])) for side in (ours, theirs)]
             counts = [(r.n or 1) * r.parts for r in (ours[0], theirs[0])]
             half = stats.unpaired_half(means[0], counts[0], means[1], counts[1])
-    return stats.difference([r.value for r in ours], [r.value for r in theirs], half, n, paired)
+    return stats.difference([r.value for r in ours], [r.value for r in theirs], half, n, paired, pool)
 
 
 def _paired_arrays(a: Sequence[Value], b: Sequence[Value]) -> list[npt.NDArray[np.floating[Any]]] | None:

@@ -2,11 +2,9 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from ipaddress import ip_address
-from typing import Annotated, Any, Literal, TypeVar
+from contextlib import aclosing, asynccontextmanager, suppress
+from typing import Annotated, Any, TypeVar
 
 from ponder import __version__
 from ponder.base.errors import UserError, needs_extra
@@ -16,41 +14,24 @@ from ponder.inference.solver import Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 
 try:
-    import uvicorn
     from fastapi import FastAPI, Query, Request, Response
     from fastapi.exceptions import RequestValidationError
-    from pydantic import BaseModel, ConfigDict, Field, ValidationError
+    from pydantic import ValidationError
     from starlette.exceptions import HTTPException
+    from starlette.responses import PlainTextResponse
     from starlette.routing import Route
     from starlette.types import Receive, Scope, Send
 
-    from ponder.serve.guard import BODY, Guard, json_response
+    from ponder.serve.fields import AnswerBody, HealthBody, ModelsBody, PuzzleBody, SolveRequest, StepEvent
+    from ponder.serve.guard import BODY, GONE, Guard, json_response
     from ponder.serve.mcp import LOOPBACK, mounted
-    from ponder.serve.pages import docs_page, page_files
+    from ponder.serve.pages import Example, docs_page, page_files
 except ModuleNotFoundError:
     raise needs_extra("ponder serve", "serve") from None
 
 T = TypeVar("T")
 
 
-class SolveRequest(BaseModel):
-    """A puzzle, and who should answer it how."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    model: str = Field(description="a model of /v1/models, or a domain: then the first model that reads the puzzle")
-    puzzle: Any = Field(description="text, or the domain's JSON; /v1/models has an example of each")
-    fallback: Literal["exact"] | None = Field(
-        default=None, description="'exact': a classical method answers where the model's answer fails the check"
-    )
-    trace: bool = Field(default=False, description="the answer after every ACT step too")
-    steps: int | None = Field(default=None, description="ACT steps at most; the model's own budget unless given")
-    picture: bool = Field(default=False, description="in a stream: each answer as an SVG picture too")
-
-
-BODY_SCHEMA = {
-    "requestBody": {"required": True, "content": {"application/json": {"schema": SolveRequest.model_json_schema()}}}
-}
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "the body is not what it should be"},
     401: {"description": "the token is missing or wrong"},
@@ -62,15 +43,20 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+STREAM = "`step` events with these fields, then one `answer` as of /v1/solve; or `error`, if it comes to nothing"
+
+
 def make_app(
     service: Service,
     token: str | None = None,
     body_limit: int = BODY,
     host: str = LOOPBACK,
+    hosts: Sequence[str] = (),
     ready: Callable[[], None] = lambda: None,
 ) -> FastAPI:
-    """The application for a server on `host`; it runs the service while it runs itself, and calls `ready` then."""
-    mcp, mcp_running = mounted(service, host)
+    """The application for a server on `host`, also called `hosts`; it runs the service while it runs itself, and calls
+    `ready` then."""
+    mcp, mcp_running = mounted(service, host, hosts)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -86,23 +72,28 @@ def make_app(
         redoc_url=None,
         lifespan=lifespan,
     )
-    app.add_middleware(Guard, metrics=service.metrics, token=token, body_limit=body_limit)
+    app.add_middleware(Guard, metrics=service.metrics, token=token, body_limit=body_limit, hosts=(host, *hosts))
     about = [_about(service.shelf[name]) for name in service.shelf.names]
     files = page_files()
+    example = {"model": about[0]["name"], "puzzle": about[0]["example"], "steps": min(2, about[0]["budget"])}
+    body = {"application/json": {"schema": SolveRequest.model_json_schema(), "example": example}}
+    takes = {"requestBody": {"required": True, "content": body}}
+    examples: dict[str, Example] = {}
 
-    @app.post("/v1/solve", responses=ERRORS, summary="Solve a puzzle", openapi_extra=BODY_SCHEMA)
+    @app.post("/v1/solve", response_model=AnswerBody, responses=ERRORS, summary="Solve a puzzle", openapi_extra=takes)
     async def solve(request: Request) -> Response:
         wanted = await _read(request)
         work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps)
         answer = await _while_there(request.receive, work)
-        # Whoever has gone hears nothing of this; 499 is for the metrics.
-        return Response(status_code=499) if answer is None else json_response(answer.as_data(trace=wanted.trace))
+        return Response(status_code=GONE) if answer is None else json_response(answer.as_data(trace=wanted.trace))
 
     @app.post(
         "/v1/solve/stream",
-        responses=ERRORS,
+        status_code=200,  # FastAPI would look for it in the class
+        response_class=Events,
+        responses={200: {"model": StepEvent, "description": STREAM}, **ERRORS},
         summary="Solve a puzzle, one server-sent event per ACT step",
-        openapi_extra=BODY_SCHEMA,
+        openapi_extra=takes,
     )
     async def stream(request: Request) -> Response:
         wanted = await _read(request)
@@ -123,11 +114,18 @@ def make_app(
 
         return Events(events())
 
-    @app.get("/v1/models", summary="The models, their puzzles and what they were measured at")
+    @app.get(
+        "/v1/models", response_model=ModelsBody, summary="The models, their puzzles and what they were measured at"
+    )
     async def models() -> Response:
         return json_response({"models": about})
 
-    @app.get("/v1/models/{name}/random", summary="A random puzzle of a model", responses={404: ERRORS[404]})
+    @app.get(
+        "/v1/models/{name}/random",
+        response_model=PuzzleBody,
+        summary="A random puzzle of a model, the same for the same seed",
+        responses={"4XX": {"description": "there is no such model (404), or the seed is no number from 0 on (400)"}},
+    )
     async def random(name: str, seed: Annotated[int, Query(ge=0, lt=2**63)] = 0) -> Response:
         if name not in service.desks:
             service.read(name, None)  # says what there is instead
@@ -135,14 +133,14 @@ def make_app(
         inputs = (await asyncio.to_thread(solver.domain.sample, seed, 1))[0][0]
         return json_response({"puzzle": solver.domain.format(inputs), "json": solver.domain.to_json(inputs)})
 
-    @app.get("/healthz", summary="Whether the server works")
+    @app.get("/healthz", response_model=HealthBody, summary="Whether the server works")
     async def healthz() -> Response:
         alive = service.alive
         return json_response(
             {"ok": alive, "models": service.shelf.names, "version": __version__}, 200 if alive else 503
         )
 
-    @app.get("/metrics", summary="Counters in Prometheus' text format")
+    @app.get("/metrics", response_class=PlainTextResponse, summary="Counters in Prometheus' text format")
     async def metrics() -> Response:
         gauges = {
             "ponder_queue_length": ("Puzzles that wait for a slot.", service.waiting),
@@ -152,8 +150,11 @@ def make_app(
         return Response(service.metrics.text(gauges), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @app.get("/docs", include_in_schema=False)
-    async def docs() -> Response:
-        return Response(docs_page(app.openapi()), media_type="text/html")
+    async def docs(request: Request) -> Response:
+        if not examples:
+            with suppress(Busy, Late, Failed):  # then without, this time
+                examples.update(await _examples(service, example))
+        return Response(docs_page(app.openapi(), examples, request.url.netloc), media_type="text/html")
 
     @app.get("/", include_in_schema=False)
     @app.get("/static/{name:path}", include_in_schema=False)
@@ -171,10 +172,28 @@ def make_app(
     return app
 
 
+async def _examples(service: Service, wanted: Mapping[str, Any]) -> dict[str, Example]:
+    """Requests to each path, and what this server answers them."""
+    solver, inputs = service.read(wanted["model"], wanted["puzzle"])
+    items = [item async for item in service.stream(solver.name, wanted["puzzle"], None, wanted["steps"])]
+    *thoughts, answer = items
+    assert isinstance(answer, Answer)
+    found = answer.as_data(trace=False)
+    steps = [as_data(item, solver.domain, inputs) for item in thoughts if not isinstance(item, Answer)]
+    events = [_event("step", step) for step in steps] + [_event("answer", found)]
+    body = json.dumps(wanted)
+    return {
+        "/v1/solve": Example("/v1/solve", body, json.dumps(found)),
+        "/v1/solve/stream": Example("/v1/solve/stream", body, "".join(events)),
+        "/v1/models/{name}/random": Example(f"/v1/models/{solver.name}/random?seed=1"),
+        "/v1/models": Example("/v1/models"),
+        "/healthz": Example("/healthz"),
+        "/metrics": Example("/metrics"),
+    }
+
+
 async def _read(request: Request) -> SolveRequest:
     """The body of a request. Read here, since FastAPI's own way takes a third of a request's time."""
-    if "json" not in request.headers.get("content-type", ""):  # nor can another site's page send this unasked
-        raise HTTPException(400, "the body should be JSON, sent with the header 'Content-Type: application/json'")
     try:
         return SolveRequest.model_validate_json(await request.body())
     except ValidationError as error:
@@ -231,13 +250,17 @@ async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T | No
         gone.cancel()
 
 
+def _event(name: str, data: Any) -> str:
+    return f"event: {name}\ndata: {json.dumps(data)}\n\n"
+
+
 class Events(Response):
     """Server-sent events, until they end or nobody listens."""
 
+    media_type = "text/event-stream"
+
     def __init__(self, events: AsyncIterator[tuple[str, Any]]) -> None:
-        super().__init__(
-            media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        )
+        super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.events = events
 
@@ -246,8 +269,7 @@ class Events(Response):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with aclosing(self.events):  # type: ignore[type-var]
                 async for name, data in self.events:
-                    body = f"event: {name}\ndata: {json.dumps(data)}\n\n".encode()
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
+                    await send({"type": "http.response.body", "body": _event(name, data).encode(), "more_body": True})
             await send({"type": "http.response.body", "body": b""})
 
         await _while_there(receive, work())
@@ -280,45 +302,3 @@ def _handle_errors(app: FastAPI) -> None:
     app.add_exception_handler(Late, answer(504))
     app.add_exception_handler(Failed, answer(500))
     app.add_exception_handler(Exception, broken)  # and uvicorn logs the traceback
-
-
-# The server -----------------------------------------------------------------------------------------------------------
-
-
-def run(app: FastAPI, listening: socket.socket, timeout: float) -> bool:
-    """Serve until a signal ends it; whether it ever started. Puzzles under way have `timeout` seconds then."""
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=int(timeout) + 5,
-    )
-    server = uvicorn.Server(config)
-    server.run(sockets=[listening])
-    return server.started
-
-
-def loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A socket that takes connections from now on, so that whoever reads the address can use it at once."""
-    if not 0 <= port < 65536:
-        raise UserError(f"port {port} does not exist: give 1 to 65535, or 0 for any free one")
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        listening = socket.socket(family, socket.SOCK_STREAM)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(2048)
-    except OSError as error:
-        raise UserError(f"cannot listen at {host} port {port}: {error}; give another --host or --port") from None
-    return listening

@@ -25,6 +25,7 @@ try:
     from mcp.server import MCPServer
     from mcp.server.mcpserver.exceptions import ToolError
     from mcp.server.streamable_http_manager import StreamableHTTPASGIApp
+    from mcp.server.transport_security import TransportSecuritySettings
     from mcp.types import CallToolResult, TextContent, ToolAnnotations
 except ImportError:
     raise needs_extra("the MCP server", "serve") from None
@@ -243,14 +244,22 @@ def _cell(value: int | None) -> str:
 # Ways to run it -------------------------------------------------------------------------------------------------------
 
 
-def mounted(service: Service, host: str = LOOPBACK) -> tuple[StreamableHTTPASGIApp, AbstractAsyncContextManager[None]]:
+def mounted(
+    service: Service, host: str = LOOPBACK, hosts: Sequence[str] = ()
+) -> tuple[StreamableHTTPASGIApp, AbstractAsyncContextManager[None]]:
     """(the application, what must be entered while it runs), for a server on `host`.
 
-    Where that is the loopback, requests that name another host are refused: a web page could have sent them. No session
-    is kept between calls, since none of them needs one.
+    Where that is the loopback, requests that name another host or come from its pages are refused, `hosts` aside: a web
+    page could have sent them. No session is kept between calls, since none of them needs one.
     """
     server = make_mcp(service)
-    server.streamable_http_app(stateless_http=True, json_response=True, host=host)
+    names = [f"{name}{port}" for name in (LOOPBACK, "localhost", "[::1]", *hosts) for port in ("", ":*")]
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=host in (LOOPBACK, "localhost", "::1"),
+        allowed_hosts=names,
+        allowed_origins=[f"{scheme}://{name}" for scheme in ("http", "https") for name in names],
+    )
+    server.streamable_http_app(stateless_http=True, json_response=True, transport_security=security)
     return StreamableHTTPASGIApp(server.session_manager), server.session_manager.run()
 
 

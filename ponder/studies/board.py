@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ponder.base.errors import UserError
 from ponder.config.resolve import differences
 from ponder.studies.spec import Cell, Study, Training
 from ponder.studies.store import STATES, State, Store
@@ -50,7 +52,9 @@ class Durations:
     def log(self, cell: Cell) -> list[dict[str, Any]]:
         from ponder.training.log import read_log  # loads torch, which lists need not
 
-        return read_log(self.store.folder(cell.key) / "metrics.jsonl")
+        with suppress(UserError):  # a damaged one is the training's to refuse
+            return read_log(self.store.folder(cell.key) / "metrics.jsonl")
+        return []
 
 
 def _likes(cell: Cell) -> list[tuple[str, ...]]:

@@ -25,6 +25,7 @@ from ponder.evaluation.subject import open_data, settings_for, subject
 from ponder.inference.weights import open_weights
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
+from ponder.studies import fixed
 from ponder.studies.result import CellResult
 from ponder.studies.spec import After, Cell
 from ponder.studies.store import Store, pack
@@ -57,6 +58,7 @@ def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Li
     began = time.perf_counter()
     measured = measure(cell.config, after, examples, folder, data_dir, here)
     if here.main:
+        fixed.keep(open_data(cell.config.data, data_dir, here), store.fixed)
         took = round(time.perf_counter() - began, 3)
         store.write(CellResult.model_validate({**trained(cell, folder), "after": measured, "after_seconds": took}))
     here.barrier()
@@ -154,7 +156,7 @@ def measure(config: Config, after: After, examples: int, folder: Path, data_dir:
 
 def profile(model: Reasoner, dataset: Dataset, split: str, how: Settings, here: Runtime) -> dict[str, Any]:
     """One split at every forced step, and each example's verdict at the training budget and at the end."""
-    domain, source, head = dataset.domain, dataset.source(split), model.config.halting != "none"
+    domain, source, head = dataset.domain, dataset.source(split), model.config.head
     votes = isinstance(source, ArcEvaluation)  # all of them count
     measured = evaluate_split(model, domain, source, replace(how, limit=None) if votes else how, here)
     records, arc = measured.records, {}
@@ -169,14 +171,15 @@ def profile(model: Reasoner, dataset: Dataset, split: str, how: Settings, here: 
         **{m: getattr(records, m).mean(axis=0, dtype=np.float64).tolist() for m in MEASURES},
         "best_full": _answered(within, "best_full"),
         "halting": _halting(within) if head else None,
-        "bits": _bits(within) if few else None,
-        "bits_end": _bits(records) if few else None,
+        "bits": _bits(within, "final") if few else None,
+        "bits_end": _bits(records, "final") if few else None,
+        "bits_full": _bits(within, "best_full") if few else None,
         **arc,
     }
 
 
-def _bits(records: Records) -> dict[str, str]:
-    return {m: pack(getattr(records, m)[:, -1]) for m in ("exact", "valid")}
+def _bits(records: Records, way: str) -> dict[str, str]:
+    return {m: pack(evaluate.answered(records, m, way)) for m in ("exact", "valid")}
 
 
 def _answered(records: Records, way: str) -> dict[str, float]:

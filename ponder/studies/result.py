@@ -122,6 +122,8 @@ class Profile(Kept):
     """None without a halting head."""
     bits: Bits | None
     bits_end: Bits | None
+    bits_full: Bits | None = None
+    """At each example's most confident step; None in results that did not keep it."""
     arc: ArcVotes | None = None
 
 

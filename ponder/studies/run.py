@@ -57,6 +57,10 @@ def attempt(work: Assignment) -> int:
     cell = one_training([find(label, work.scale) for label in work.labels])
     if work.key is not None and work.key != cell.key:
         raise UserError(f"the study of {cell.label} was edited while it ran: start the study again")
+    return attempt_cell(cell, work)
+
+
+def attempt_cell(cell: Cell, work: Assignment) -> int:
     here = runtime.start(work.device)
     try:
         if not here.main:

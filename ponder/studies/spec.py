@@ -23,13 +23,15 @@ STUDIES = Path(__file__).parent
 OWN = Path("studies")
 """Where users put theirs, in the working directory."""
 TASKS = "_tasks.yaml"
-SCALES = ("smoke", "mini", "paper")
-"""`smoke` is the mini form shrunk to seconds, to see that a study runs."""
-EXAMPLES = {"smoke": 8, "mini": 1000, "paper": 10_000}
+SCALES = ("smoke", "mini", "paper-smoke", "paper")
+"""`smoke` and `paper-smoke` are the mini and the paper form shrunk to seconds, to see that a study runs."""
+EXAMPLES = {"smoke": 8, "mini": 1000, "paper-smoke": 8, "paper": 10_000}
+Form = Literal["mini", "paper"]
 
 Settings = dict[str, Any]
 """Dotted key -> value, as `--section.key value` of the command line."""
 WeightSet = Literal["ema", "online"]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 SMOKE: Settings = {
     "model.width": 16,
@@ -45,12 +47,15 @@ SMOKE: Settings = {
     "eval.batch": 16,
 }
 SMOKE_STEPS = 6
+NARROWER, FEWER = 32, 4
+"""What the paper's width, and its heads and ACT steps, are divided by, a variant's own too."""
 
 
 class StudyTask(Frozen):
     preset: str
     model: str | None = Field(None, description="model preset put on top, unless the variant names one")
     set: Settings = Field({}, description="held fixed for all variants")
+    smoke: Settings = Field({}, description="what makes its puzzles small enough for the smoke form")
 
 
 class ChangedTask(Frozen):
@@ -58,6 +63,7 @@ class ChangedTask(Frozen):
 
     task: str
     set: Settings = Field({})
+    seeds: tuple[Seed, ...] | None = Field(None, min_length=1, description="instead of the study's")
 
 
 class After(Frozen):
@@ -70,7 +76,7 @@ class After(Frozen):
 
 class Scale(Frozen):
     tasks: tuple[str | ChangedTask, ...] = Field(min_length=1)
-    seeds: tuple[Annotated[int, Field(ge=0, lt=2**32)], ...] = Field(min_length=1)
+    seeds: tuple[Seed, ...] = Field(min_length=1)
     threads: int = Field(1, ge=1, description="of one cell; part of the study because results depend on it")
     after: After | None = Field(None, description="instead of the study's")
 
@@ -80,7 +86,8 @@ class Variant(Frozen):
     from_: str | None = Field(None, alias="from", description="the variant this one is a difference from")
     model: str | None = None
     set: Settings = Field({})
-    at: dict[Literal["mini", "paper"], Settings] = Field({}, description="what is set at one scale only")
+    at: dict[Form, Settings] = Field({}, description="what is set at one scale only")
+    only: dict[Form, tuple[str, ...]] = Field({}, description="the tasks it is trained on at a scale, if not all")
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,7 @@ class Study(Frozen):
     factor: tuple[str, ...] = Field(min_length=1, description="the only keys a variant may change; `model`: all of it")
     baseline: str
     variants: dict[str, Variant] = Field(min_length=1)
-    scales: dict[Literal["mini", "paper"], Scale]
+    scales: dict[Form, Scale]
     after: After = After()
     # The report reads and checks these (ponder/reports).
     measure: Any = None
@@ -128,18 +135,21 @@ class Study(Frozen):
     findings: Any = None
 
     def has(self, scale: str) -> bool:
-        return ("paper" if scale == "paper" else "mini") in self.scales
+        return form(scale) in self.scales
 
     def scale(self, scale: str) -> Scale:
         if scale not in SCALES:
             raise unknown("scale", scale, SCALES)
         if not self.has(scale):
             raise UserError(f"study {self.name} has no scale {scale!r}: allowed: {', '.join(self.scales)}")
-        return self.scales["paper" if scale == "paper" else "mini"]
+        return self.scales[form(scale)]
 
     def cells(self, scale: str = "mini") -> list[Cell]:
         """All cells, seeds outermost, so that a study half run has whole seeds of all variants."""
         plan = self.scale(scale)
+        own = {t.task: t.seeds for t in plan.tasks if isinstance(t, ChangedTask) and t.seeds is not None}
+        seeds = {task: own.get(task, plan.seeds) for task in self._tasks(scale)}
+        every = list(dict.fromkeys(seed for some in seeds.values() for seed in some))
         configs = {task: self._configs(task, changed, scale) for task, changed in self._tasks(scale).items()}
         return [
             Cell(
@@ -149,17 +159,18 @@ class Study(Frozen):
                 variant=variant,
                 seed=seed,
                 config=config.model_copy(update={"seed": seed}),
-                after=_shallow(plan.after or self.after) if scale == "smoke" else plan.after or self.after,
+                after=_shallow(plan.after or self.after) if is_smoke(scale) else plan.after or self.after,
                 threads=plan.threads,
             )
-            for seed in (plan.seeds[:1] if scale == "smoke" else plan.seeds)
+            for seed in (every[:1] if is_smoke(scale) else every)
             for task, variants in configs.items()
+            if seed in seeds[task]
             for variant, config in variants.items()
         ]
 
     def _tasks(self, scale: str) -> dict[str, StudyTask]:
         """The study's tasks, each with what the study changes in it."""
-        known, out = load_tasks("paper" if scale == "paper" else "mini"), {}
+        known, out = load_tasks(form(scale)), {}
         for entry in self.scale(scale).tasks:
             named = ChangedTask(task=entry) if isinstance(entry, str) else entry
             if named.task not in known:
@@ -171,7 +182,8 @@ class Study(Frozen):
     def _configs(self, name: str, task: StudyTask, scale: str) -> dict[str, Config]:
         """Variant -> configuration on one task. Refuses a variant that is not what the study declares."""
         configs = {}
-        for variant in self.variants:
+        trained = [v for v, about in self.variants.items() if name in about.only.get(form(scale), (name,))]
+        for variant in trained:
             try:
                 configs[variant] = self._config(variant, task, scale)
             except UserError as error:
@@ -187,7 +199,7 @@ class Study(Frozen):
                     f"{new!r}), which is not its factor ({', '.join(self.factor)}): declare it, or leave it alone"
                 )
             other = same.setdefault(config.key(), variant)
-            if other != variant and scale != "smoke":  # shrunk, two sizes may come out the same
+            if other != variant and not is_smoke(scale):  # shrunk, two sizes may come out the same
                 raise UserError(
                     f"study {self.name}: variants {other!r} and {variant!r} are the same on {scale} {name}: "
                     f"change something in one of them"
@@ -201,10 +213,14 @@ class Study(Frozen):
         lineage = self.lineage(variant)
         model = next((v.model for v in reversed(lineage) if v.model is not None), task.model)
         layers = [task.set]
-        if scale == "smoke":
-            layers.append(_smoke(task))
+        if is_smoke(scale):
+            layers += [_smoke(task), task.smoke]
         for each in lineage:
-            layers += [each.set, each.at.get("paper" if scale == "paper" else "mini", {})]
+            layers += [each.set, each.at.get(form(scale), {})]
+        if scale == "paper-smoke":  # a variant may have a width of its own
+            full = resolve(task.preset, model, reduce(merge, map(nested, [task.set, *layers[3:]]))).model
+            less = {"heads": full.heads // FEWER, "max_steps": -(-full.max_steps // FEWER)}
+            layers.append({"model": {"width": full.width // NARROWER, **less}})
         return resolve(task.preset, model, reduce(merge, map(nested, layers)))
 
     def lineage(self, variant: str) -> list[Variant]:
@@ -218,6 +234,15 @@ class Study(Frozen):
                 )
             names.append(parent)
         return [self.variants[name] for name in reversed(names)]
+
+
+def form(scale: str) -> Form:
+    """The form of a study that a scale runs, whole or shrunk."""
+    return "paper" if scale.startswith("paper") else "mini"
+
+
+def is_smoke(scale: str) -> bool:
+    return scale.endswith("smoke")
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,7 +307,7 @@ def load_all(wanted: Sequence[str], scale: str = "mini") -> list[Study]:
     return list({study.name: study for study in listed}.values())
 
 
-def load_tasks(scale: Literal["mini", "paper"]) -> dict[str, StudyTask]:
+def load_tasks(scale: Form) -> dict[str, StudyTask]:
     """The shared tasks that exist at this scale."""
     return {
         name: parse(StudyTask, each[scale], f"{TASKS} {name}") for name, each in shared(TASKS).items() if scale in each

@@ -28,6 +28,11 @@ class Store:
     root: Path = Path("results/cells")
     runs: Path = Path("runs/cells")
 
+    @property
+    def fixed(self) -> Path:
+        """What the best fixed answer scores on each dataset (`fixed.py`)."""
+        return self.root.parent / "fixed"
+
     def path(self, key: str) -> Path:
         return self.root / f"{key}.json"
 

@@ -1,7 +1,10 @@
 """curves.png: how a training went, from its log."""
 
+import io
 from pathlib import Path
 from typing import Any
+
+from ponder.base import files
 
 
 def draw_curves(rows: list[dict[str, Any]], path: Path, title: str) -> None:
@@ -38,5 +41,7 @@ def draw_curves(rows: list[dict[str, Any]], path: Path, title: str) -> None:
     axes[1, 1].set(title="ACT steps of finished examples", xlabel="update", ylim=(0, None))
     for axis in axes.flat:
         axis.grid(alpha=0.25)
-    figure.savefig(path, dpi=110)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=110)
+    files.write(path, drawn.getvalue())
     plt.close(figure)

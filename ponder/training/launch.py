@@ -4,20 +4,20 @@ Two processes of one thread do more than one of two: each has whole layers to it
 threads meet in every operation. A busy neighbour then costs its share of a core instead of stopping both.
 """
 
-import json
 import logging
 import os
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ponder import checkpoint
 from ponder.base import cores
-from ponder.base.errors import LAUNCHED, UserError
+from ponder.base.errors import LAUNCHED, RankLost, UserError
 from ponder.config.resolve import Config
 from ponder.model.cost import applications
 
@@ -86,10 +86,8 @@ def work(config: Config, updates: int) -> float:
 
 def before(folder: Path) -> Layout | None:
     """The layout of the run that a folder holds: going on with it gives the same bits."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        stored = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-        return Layout(int(stored["ranks"]), int(stored["threads"]))
-    return None
+    known = checkpoint.recall(folder, "ranks", "threads")
+    return None if known is None else Layout(*map(int, known))
 
 
 def launch(words: Sequence[str], layout: Layout) -> None:
@@ -125,14 +123,16 @@ def _why(failures: "Sequence[ProcessFailure]") -> str:
     """The cause among what several processes say: a mistake that has words, else who was killed, else what broke. That
     the others lost their connection is no news."""
     told = {f.exitcode: m["message"] for f in failures if isinstance(m := f.error_file_data.get("message"), dict)}
-    if 2 in told:
-        return str(told[2])
+    if UserError.code in told:
+        return str(told[UserError.code])
     killed = [f.exitcode for f in failures if f.exitcode < 0]
     if killed:
         return (
             f"a training process was killed (signal {-killed[0]}; too little memory?): the same command goes on from "
             f"the last checkpoint, with --processes 1 in less memory"
         )
+    if len(told) > 1:
+        told.pop(RankLost.code, None)
     print(*told.values(), sep="\n", file=sys.stderr)
     return "a training process failed as shown above; --processes 1 trains in one"
 

@@ -11,9 +11,7 @@ from ponder.base.errors import UserError
 from ponder.data import Dataset
 from ponder.training.log import read_log
 from ponder.training.loop import total_updates
-from ponder.training.runs import CONFIG, ENVIRONMENT, LOCK, RESULT, read_config
-
-METRICS = "metrics.jsonl"
+from ponder.training.runs import CONFIG, ENVIRONMENT, LOCK, LOG, RESULT, read_config
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def find_runs(folder: Path) -> list[Listed]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: name the one that holds run folders")
     found = [path.parent for pattern in (CONFIG, f"*/{CONFIG}", f"*/*/{CONFIG}") for path in folder.glob(pattern)]
-    listed = [read_run(each) for each in found if any((each / name).exists() for name in (ENVIRONMENT, METRICS))]
+    listed = [read_run(each) for each in found if any((each / name).exists() for name in (ENVIRONMENT, LOG))]
     return sorted(listed, key=lambda run: -run.age)
 
 
@@ -53,7 +51,7 @@ def read_run(folder: Path) -> Listed:
         measure = config["eval"]["select"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG} that can be read)") from None
-    rows = read_log(folder / METRICS)
+    rows = read_log(folder / LOG)
     scores = [(row["update"], row["ema"]["val"][measure]) for row in rows if row["kind"] == "eval"]
     updates = train["updates"] or _from_epochs(folder)
     owner = files.holder(folder / LOCK)
@@ -86,7 +84,7 @@ def follow(folder: Path, pause: float = 1.0) -> Iterator[list[dict[str, Any]]]:
     shown = 0
     while True:
         running = read_run(folder).running  # before the rows: the last ones are then there
-        rows = read_log(folder / METRICS)
+        rows = read_log(folder / LOG)
         shown = min(shown, len(rows))
         yield rows[shown:]
         shown = len(rows)

@@ -23,7 +23,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime, carry_dtype, compile_for, matmul_peak, precision_for
 from ponder.config.resolve import Config
 from ponder.data import Dataset
-from ponder.domains.contract import Domain, Source
+from ponder.domains.contract import Augmented, Domain, Source
 from ponder.evaluation.records import Settings, final_scores, run_split
 from ponder.model import cost, halting, losses
 from ponder.model.layers import compile_blocks
@@ -71,15 +71,24 @@ class Speed:
 
     def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
         domain, model = dataset.domain, config.model
-        self.flops = cost.flops(model, len(domain.vocab), domain.seq_len, domain.geometry).training
+        self.config = config
+        self.work = cost.flops(model, len(domain.vocab), domain.seq_len, domain.geometry)
         each = config.train.batch // config.train.accumulate // runtime.world
         self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
         self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
 
-    def add_to(self, row: dict[str, Any]) -> None:
+    def add_to(self, row: dict[str, Any], depth: "Depth") -> None:
         now = time.perf_counter()
         rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
-        row |= {"example_steps_per_second": rate, "peak_fraction": rate * self.flops / self.peak}
+        more = depth.unsupervised(self.config)
+        states, work = self.config.train.winners, self.work
+        flops = work.training + (states * (more + 1) if states > 1 else more) * work.inference
+        if (
+            self.config.train.fixpoint_weight > 0
+        ):  # a backward pass, and a forward one unless the continue target has it
+            back = work.training - work.inference
+            flops += back - work.inference if self.config.model.halting == "halt+continue" else back + work.inference
+        row |= {"example_steps_per_second": rate * (1 + more), "peak_fraction": rate * flops / self.peak}
         self.at, self.update = now, row["update"]
 
 
@@ -112,6 +121,10 @@ class Depth:
         cycles = math.ceil(1 + (model.h_cycles - 1) * grown) if train.grow == "cycles" else model.h_cycles
         return Depth(steps, cycles)
 
+    def unsupervised(self, config: Config) -> int:
+        """ACT steps of an update without a graph and without a loss."""
+        return self.steps - 1 if config.train.supervise == "last" else 0
+
 
 @dataclass(frozen=True)
 class Moment:
@@ -123,27 +136,46 @@ class Moment:
 
 
 def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runtime: Runtime, precision: str) -> Moment:
-    """Advance the slots by one ACT step, add to the gradients, and decide which examples are done."""
+    """Advance the slots by one ACT step, add to the gradients, and decide which examples are done.
+
+    Where only the last step is supervised, all steps of an example are taken here, the last one with a graph. Where an
+    example has several states, all of them advance, and the one whose answer has the lowest loss does it with a graph.
+    """
     rows = model.table[slots.task_ids].detach().requires_grad_()
     with runtime.autocast(precision):
-        step = model(slots.carry, slots.inputs, rows, h_cycles=depth.h_cycles)
+        before, tried = slots.carry, None
+        with torch.no_grad():
+            every = slots.wide(slots.inputs), slots.wide(rows)
+            for _ in range(depth.unsupervised(config)):
+                before = model(before, *every, h_cycles=depth.h_cycles).carry
+            if slots.states > 1:
+                tried = model(before, *every, h_cycles=depth.h_cycles)
+                before = before.take(
+                    slots.best(losses.answer_losses(tried.logits, slots.wide(slots.labels), config.train.loss))
+                )
+        labels = slots.due(slots.carry.steps)
+        step = model(before, slots.inputs, rows, h_cycles=depth.h_cycles)
         carry = step.carry.detach()
         last = carry.steps >= depth.steps
-        target = None
-        if step.q_continue is not None:
-            with torch.no_grad():
+        done = halted(step, last, depth.steps, config)
+        target, settling = None, config.train.fixpoint_weight
+        if step.q_continue is not None or settling > 0:
+            with torch.set_grad_enabled(settling > 0):
                 # The very step that comes next, with its noise and masks, under the present weights.
                 following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
-            target = losses.continue_target(following.q_halt, following.q_continue, last)
+        if step.q_continue is not None:
+            target = losses.continue_target(following.q_halt, following.q_continue, last).detach()
     loss = losses.losses(
-        step.logits, slots.labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
+        step.logits, labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
     )
-    (loss.total / config.train.batch).backward()
-    slots.carry, slots.known = carry, None
-    slots.done = halted(step, last, depth.steps, config)
-    done = slots.done
-    sums = {
-        "loss": loss.total.detach(),
+    total, sums = loss.total, {}
+    if settling > 0:
+        moved = (halting.residual_squared(carry, following.carry) * done).sum()
+        total, sums["fixpoint_loss"] = total + settling * moved, moved.detach()
+    (total / config.train.batch).backward()
+    slots.carry, slots.done, slots.known = carry if tried is None else tried.carry, done, None
+    sums |= {
+        "loss": total.detach(),
         "answer_loss": loss.answer,
         "halt_loss": loss.halt,
         "continue_loss": loss.cont,
@@ -245,6 +277,8 @@ def train(
     """Train in `folder`, from its newest checkpoint if it has one."""
     began = time.perf_counter()
     domain, source = dataset.domain, dataset.source("train")
+    if config.data.augment:
+        source = Augmented(source, domain, config.seed)
     updates = total_updates(config, len(source))
     precision = precision_for(config.train.precision, runtime.device)
     run = new_run(config, domain, runtime, carry_dtype(precision))
@@ -254,12 +288,14 @@ def train(
         compile_blocks(model)
 
     # Resume, or find out now what would fail later
-    checkpoints = folder / "checkpoints"
+    checkpoints, best = folder / "checkpoints", folder / "best"
     log = Log(folder / "metrics.jsonl", runtime)
     saved = checkpoint.newest(checkpoints, view.say if runtime.main else None)
     if saved is not None:
         run.load(saved, source)
-    log.cut_after(run.update if saved is not None else -1)
+        run.best = _kept(best, run.best, view)
+    log.go_on(saved)
+    surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads()}
     splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
     if "val" not in splits:
         splits.append("val")  # checkpoints are chosen on it
@@ -294,7 +330,7 @@ def train(
         outcome = _ending(run, updates, limits, started_at, stopping)
         if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
             row = _log_row(run, config, factor)
-            speed.add_to(row)
+            speed.add_to(row, depth)
             run.window = None
             log.write(row)
             view.row(row)
@@ -308,9 +344,10 @@ def train(
             score = row["ema"].get("val", {}).get(config.eval.select)
             if score is not None and (run.best is None or score > run.best["score"]):
                 run.best = {"update": run.update, "score": score}
-                run.save(folder / "best", runtime, everything=False)
+                run.save(best, runtime, surroundings, everything=False)
         if run.update % config.train.save_every == 0 or outcome is not None:
-            run.save(checkpoints / f"u{run.update:09d}", runtime)
+            about = {**surroundings, "log": log.covered()}
+            run.save(checkpoints / f"u{run.update:09d}", runtime, about)
             if runtime.main:
                 checkpoint.prune(checkpoints, keep=2)
     if pool is not None:
@@ -330,8 +367,24 @@ def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype
         optimiser=AdamAtan2(weights, config.train),
         average=Average(weights, config.train.ema) if config.train.ema is not None else None,
         table=PuzzleTable(model, config.train),
-        slots=make_slots(config, model, domain.seq_len, runtime, dtype),
+        slots=make_slots(
+            config, model, domain.seq_len, runtime, dtype, domain.path if config.model.halting == "asked" else None
+        ),
     )
+
+
+def _kept(folder: Path, best: dict[str, Any] | None, view: View) -> dict[str, Any] | None:
+    """What a run knows of its best checkpoint, as far as it is there: a damaged one is an error."""
+    if best is None:
+        return None
+    if not folder.exists():
+        view.say(f"{folder} is gone: the best of the evaluations to come takes its place")
+        return None
+    try:
+        checkpoint.read(folder)
+    except UserError as error:
+        raise UserError(f"{error}: restore it from a copy, or delete {folder} to go on without it") from None
+    return best
 
 
 def total_updates(config: Config, examples: int) -> int:
@@ -365,7 +418,18 @@ def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
     count = window["updates"] * config.train.batch
     finished = max(window["finished"], 1.0)
     row: dict[str, Any] = {"kind": "train", "update": run.update}
-    for name in ("loss", "answer_loss", "halt_loss", "continue_loss", "q_halt", "norm_h", "norm_l", "ratio"):
+    means = (
+        "loss",
+        "answer_loss",
+        "halt_loss",
+        "continue_loss",
+        "fixpoint_loss",
+        "q_halt",
+        "norm_h",
+        "norm_l",
+        "ratio",
+    )
+    for name in means:
         if name in window:
             row[name] = window[name] / count
     for name in ("exact", "token", "steps"):

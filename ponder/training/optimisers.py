@@ -18,8 +18,9 @@ from ponder.model.reasoner import Reasoner
 
 
 def undecayed(name: str) -> bool:
-    """Initial states and the gate's bias are left alone by weight decay: for most horizons no gradient holds them."""
-    return name in ("init_h", "init_l") or name == "update.gate.bias"
+    """Initial states and the gate's bias are left alone by weight decay: for most horizons no gradient holds them. So
+    are residual scales, for which 0 is no smaller than anything else."""
+    return name in ("init_h", "init_l", "update.gate.bias") or name.endswith(".scale")
 
 
 class Weights:

@@ -1,22 +1,26 @@
 """Run folders: opening one, training in it, and what it says when the training is over."""
 
-import json
 import shutil
 import signal
+from contextlib import suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
 from ponder.base import files, runtime
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, disk_in_words
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
-from ponder.training.trackers import Callback, Tracked, check_trackers, open_trackers
+from ponder.training.trackers import Callback, Group, Tracked, check_trackers, open_trackers
 from ponder.training.view import view_for
 
-CONFIG, RESULT, ENVIRONMENT = "config.json", "result.json", "environment.json"
+CONFIG, RESULT, ENVIRONMENT, LOG = "config.json", "result.json", "environment.json", "metrics.jsonl"
+LOCK = ".lock"
+"""Held by the one process that trains in a folder; its ranks are led by the first."""
+PATIENCE = 0.5
+"""Seconds to wait for it: somebody may just be looking who holds it."""
 
 
 def default_folder(config: Config, model: str | None = None) -> Path:
@@ -24,6 +28,7 @@ def default_folder(config: Config, model: str | None = None) -> Path:
     return Path("runs") / "-".join([config.preset, *([model] if model else []), f"s{config.seed}"])
 
 
+@disk_in_words()
 def train_in(
     config: Config,
     folder: Path,
@@ -33,16 +38,28 @@ def train_in(
     quiet: bool = False,
     fresh: bool = False,
     callback: Callback | None = None,
+    group: Group | None = None,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
     replaces what it holds). `callback` gets every row of the log. A start that is refused leaves no folder behind."""
-    made = here.main and (fresh or not (folder / CONFIG).is_file())
-    try:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
-    except UserError:
-        if made and (folder / CONFIG).is_file() and not _began(folder):
-            shutil.rmtree(folder, ignore_errors=True)
-        raise
+    if not here.main:
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group)
+    _refuse_foreign(folder, "--fresh leaves it alone: " if fresh else "")
+    above = [parent for parent in folder.parents if not parent.exists()]
+    with files.locked(folder / LOCK, PATIENCE) as ours:
+        if not ours:
+            by = files.holder(folder / LOCK) or "a process that just ended"
+            raise UserError(f"{folder} is being trained by {by}: wait until it ends, or choose another --out")
+        made = fresh or not (folder / CONFIG).is_file()
+        try:
+            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group)
+        except (UserError, OSError):
+            if made and not _began(folder):
+                shutil.rmtree(folder, ignore_errors=True)
+                with suppress(OSError):
+                    for parent in above:
+                        parent.rmdir()
+            raise
 
 
 def _train_in(
@@ -54,10 +71,12 @@ def _train_in(
     quiet: bool,
     fresh: bool,
     callback: Callback | None,
+    group: Group | None,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
         open_folder(folder, config)
+        checkpoint.restore(folder)
     if here.local_rank == 0:  # once on each node: they may share a disk or not
         _built(config, data_dir, quiet or not here.main)
     here.barrier()
@@ -69,9 +88,11 @@ def _train_in(
             open_folder(folder, config)
         dataset.check_hashes()
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
+        _nothing_lost(folder, config)
         _same_data(folder, dataset)
         files.write_json(folder / ENVIRONMENT, about)
-    trackers = open_trackers(config, folder) if here.main else []
+    here.barrier()
+    trackers = open_trackers(config, folder, group) if here.main else []
     view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
     stop = Stop()
     caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there
@@ -96,24 +117,46 @@ def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
 
 
 def clear(folder: Path) -> None:
-    """Delete a run. What is not a run folder is left alone."""
-    if folder.exists() and not (folder / CONFIG).is_file() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not a run folder, so --fresh leaves it alone: choose another --out")
-    shutil.rmtree(folder, ignore_errors=True)
+    """Delete a run; the file that says what the folder is goes last, and its lock stays."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == CONFIG):
+        if not path.name.startswith(LOCK):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+def _refuse_foreign(folder: Path, so: str = "") -> None:
+    """What is neither empty nor a run folder is not ours to write in."""
+    if not folder.exists() or (folder / CONFIG).is_file():
+        return
+    if not folder.is_dir():
+        raise UserError(f"{folder} is a file, not a run folder: choose another --out")
+    if any(not files.unfinished(path) and not path.name.startswith(LOCK) for path in folder.iterdir()):
+        raise UserError(f"{folder} is not empty and is not a run folder: {so}choose another --out")
 
 
 def _began(folder: Path) -> bool:
     """Whether anything was trained here."""
-    return bool(checkpoint.listed(folder / "checkpoints") or read_log(folder / "metrics.jsonl"))
+    log = folder / LOG
+    return bool(checkpoint.listed(folder / "checkpoints")) or (log.is_file() and log.stat().st_size > 0)
+
+
+def _nothing_lost(folder: Path, config: Config) -> None:
+    """A run that once had checkpoints still has some: it does not begin again unless it is told to."""
+    if checkpoint.listed(folder / "checkpoints"):
+        return
+    saved = max(config.train.save_every, read_config(folder).train.save_every)
+    if (folder / RESULT).is_file() or any(row["update"] > saved for row in read_log(folder / LOG)):
+        raise UserError(f"the checkpoints of {folder} are gone: restore them from a copy, or start over with --fresh")
 
 
 def _same_data(folder: Path, dataset: data.Dataset) -> None:
     """A run goes on with the very data it began with."""
-    try:
-        before = files.read_json(folder / ENVIRONMENT)["data_hash"]
-    except (OSError, ValueError, KeyError):
+    if not checkpoint.listed(folder / "checkpoints"):
         return
-    if before != dataset.hash and _began(folder):
+    known = checkpoint.recall(folder, "data_hash")
+    if known is None:
+        raise UserError(f"{folder / ENVIRONMENT} does not say what data this run began with: {checkpoint.RESTORE}")
+    (before,) = map(str, known)
+    if before != dataset.hash:
         raise UserError(
             f"{folder} was trained on other data (hash {before[:12]}) than {dataset.path} holds now "
             f"({dataset.hash[:12]}): give --data-dir, or --fresh to start over"
@@ -130,28 +173,23 @@ def open_folder(folder: Path, config: Config) -> None:
                 f"{folder} holds a run of another configuration ({changed}): choose --out, or --fresh to delete it"
             )
         return
-    if folder.exists() and any(not files.unfinished(path) for path in folder.iterdir()):
-        raise UserError(f"{folder} is not empty and is not a run folder: choose another --out")
-    try:
+    _refuse_foreign(folder)
+    with disk_in_words():
         files.write_json(folder / CONFIG, config.flat())
-    except OSError as error:
-        raise UserError(f"cannot write to {folder} ({error.strerror}): choose another --out") from None
 
 
 def read_config(folder: Path) -> Config:
     try:
-        return configuration.from_flat(files.read_json(folder / CONFIG))
-    except FileNotFoundError:
+        return configuration.from_flat(files.read_object(folder / CONFIG, checkpoint.RESTORE))
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is not a run folder (it has no {CONFIG})") from None
-    except json.JSONDecodeError:
-        raise UserError(f"{folder / CONFIG} is damaged") from None
 
 
 def finish(folder: Path, config: Config, dataset: data.Dataset) -> None:
     """result.json and curves.png, from the log alone."""
     from ponder.training.curves import draw_curves
 
-    rows = read_log(folder / "metrics.jsonl")
+    rows = read_log(folder / LOG)
     result = {
         "config": config.flat(),
         "key": config.key(),

@@ -3,19 +3,21 @@
 Slots are numbered over all ranks. What enters a slot at its r-th refill is a function of (seed, slot, r).
 """
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
-from ponder.domains.contract import Source
+from ponder.domains.contract import Source, Tokens
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 
@@ -35,11 +37,41 @@ class Slots:
     task_ids: Tensor
     done: Tensor
     """Which slots take a new example before the next step."""
+    path: Tensor | None = None
+    """[slots, steps, tokens] what each step should come to, where steps have answers of their own."""
+    path_of: Callable[[Tokens, int], Tokens] | None = None
     known: Bools | None = None
     """The same on the host, once it has been read there: a device is not asked twice."""
 
+    def due(self, done: Tensor) -> Tensor:
+        """[slots, tokens] the labels of the step after those that were `done`."""
+        if self.path is None:
+            return self.labels
+        return self.path[torch.arange(len(done), device=done.device), done]
 
-def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, dtype: torch.dtype) -> list[Slots]:
+    @property
+    def states(self) -> int:
+        """States of each slot: row i of the carry belongs to slot i // states."""
+        return len(self.carry.key) // len(self.ids)
+
+    def wide(self, rows: Tensor) -> Tensor:
+        """What belongs to slots, once for each of their states."""
+        return rows if self.states == 1 else rows.repeat_interleave(self.states, dim=0)
+
+    def best(self, losses: Tensor) -> Tensor:
+        """[slots] the row of the carry with the lowest loss of each slot; of equals the first."""
+        each = losses.view(-1, self.states)
+        return each.argmin(dim=1) + self.states * torch.arange(len(each), device=losses.device)
+
+
+def make_slots(
+    config: Config,
+    model: Reasoner,
+    tokens: int,
+    runtime: Runtime,
+    dtype: torch.dtype,
+    path_of: Callable[[Tokens, int], Tokens] | None = None,
+) -> list[Slots]:
     """This rank's slots, one group for each micro-step that has its own."""
     train = config.train
     groups = train.accumulate if train.accumulation == "independent" else 1
@@ -54,7 +86,7 @@ def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, d
     for group in range(groups):
         first = runtime.rank * (total // runtime.world) + group * size
         ids = np.arange(first, first + size, dtype=np.int64)
-        key = torch.zeros(size, dtype=torch.int64, device=runtime.device)
+        key = torch.zeros(size * train.winners, dtype=torch.int64, device=runtime.device)
         made.append(
             Slots(
                 ids=ids,
@@ -64,6 +96,8 @@ def make_slots(config: Config, model: Reasoner, tokens: int, runtime: Runtime, d
                 labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
                 task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
                 done=torch.ones(size, dtype=torch.bool, device=runtime.device),
+                path_of=path_of,
+                path=None if path_of is None else torch.zeros(size, config.model.max_steps, tokens, dtype=torch.int64),
                 known=np.ones(size, dtype=np.bool_),
             )
         )
@@ -88,6 +122,10 @@ def load_examples(slots: Slots, where: Ints, source: Source, config: Config, poo
     for name in ("inputs", "labels", "task_ids"):
         value = np.concatenate([getattr(batch, name) for batch in batches])
         getattr(slots, name)[at] = torch.from_numpy(value).to(device, torch.int64)
+    if slots.path is not None and slots.path_of is not None:
+        inputs = np.concatenate([batch.inputs for batch in batches])
+        path = torch.from_numpy(slots.path_of(inputs, slots.path.shape[1]))
+        slots.path = slots.path.to(device).index_copy(0, at, path.to(device, torch.int64))
 
 
 def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
@@ -97,13 +135,32 @@ def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: 
         return
     slots.refills[where] += 1
     load_examples(slots, where, source, config, pool)
-    slots.carry = model.reset(slots.carry, slots.done, slot_keys(slots, config))
+    slots.carry = model.reset(slots.carry, slots.wide(slots.done), slot_keys(slots, config))
+    if config.train.corrupt > 0:
+        slots.carry = corrupted(slots, model, config.train.corrupt)
+
+
+def corrupted(slots: Slots, model: Reasoner, share: float) -> Carry:
+    """The carry in which a share of the examples that have just come in starts from a noised answer: at the tokens,
+    z_H embeds the label, each symbol of which has become any symbol with a chance drawn for the example."""
+    carry, labels = slots.carry, slots.wide(slots.labels)
+    chosen, level, where, which = (rng.fold(carry.key, rng.CORRUPT, use) for use in range(4))
+    noised = (rng.uniforms(where, model.tokens) < rng.uniform(level)[:, None]) & (labels != 0)
+    symbols = 1 + (rng.uniforms(which, model.tokens) * (len(model.embed) - 1)).to(torch.int64)
+    start, h = slots.wide(slots.done) & (rng.uniform(chosen) < share), carry.states.h
+    assert h is not None
+    with torch.no_grad():
+        answer = model.scale * F.embedding(torch.where(noised, symbols, labels), model.embed)
+    tokens = torch.where(start[:, None, None], answer.to(h.dtype), h[:, model.config.prefix :])
+    h = torch.cat((h[:, : model.config.prefix], tokens), dim=1)
+    return replace(carry, states=States(h, carry.states.l))
 
 
 def slot_keys(slots: Slots, config: Config) -> Tensor:
     device = slots.inputs.device
     ids, refills = torch.from_numpy(slots.ids).to(device), torch.from_numpy(slots.refills).to(device)
-    return rng.slot_keys(config.seed, ids, refills)
+    key = rng.slot_keys(config.seed, ids, refills)
+    return torch.stack([key, *(rng.fold(key, rng.STATE, n) for n in range(1, config.train.winners))], dim=1).flatten()
 
 
 def saved_slots(slots: Slots) -> dict[str, Tensor]:
@@ -111,10 +168,15 @@ def saved_slots(slots: Slots) -> dict[str, Tensor]:
     return {
         "ids": torch.from_numpy(slots.ids),
         "refills": torch.from_numpy(slots.refills),
-        "steps": slots.carry.steps.cpu(),
+        "steps": slots.carry.steps[:: slots.states].cpu(),
         "done": slots.done.cpu(),
-        **{name: state.cpu() for name, state in states.items() if state is not None},
+        **{name: _by_slot(state, slots.states).cpu() for name, state in states.items() if state is not None},
     }
+
+
+def _by_slot(state: Tensor, states: int) -> Tensor:
+    """A row for each slot, so that ranks may share the slots in another way."""
+    return state if states == 1 else state.unflatten(0, (-1, states))
 
 
 def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source: Source) -> None:
@@ -123,5 +185,7 @@ def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source
     slots.refills = saved["refills"].numpy()
     slots.done, slots.known = saved["done"].to(device), saved["done"].numpy()
     states = [saved[name].to(device) if name in saved else None for name in ("h", "l")]
-    slots.carry = Carry(States(*states), saved["steps"].to(device), slot_keys(slots, config))
+    if slots.states > 1:
+        states = [None if state is None else state.flatten(0, 1) for state in states]
+    slots.carry = Carry(States(*states), slots.wide(saved["steps"].to(device)), slot_keys(slots, config))
     load_examples(slots, np.arange(len(slots.ids)), source, config, None)

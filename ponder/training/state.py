@@ -1,6 +1,7 @@
 """Everything that changes while training, and how a checkpoint holds it."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ponder import checkpoint
+from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.domains.contract import Source
@@ -42,9 +44,18 @@ class Run:
             return self.weights.value, self.model.table
         return self.average.value, self.table.averaged(self.update)
 
-    def save(self, folder: Path, runtime: Runtime, everything: bool = True) -> None:
-        """Write a checkpoint. `everything` adds what resuming needs to what evaluating needs."""
+    def save(self, folder: Path, runtime: Runtime, about: Mapping[str, Any], everything: bool = True) -> None:
+        """Write a checkpoint. `about`: what it should say of its surroundings. `everything` adds what resuming needs to
+        what evaluating needs."""
         part = checkpoint.aside(folder)
+        try:
+            self._save(folder, part, runtime, about, everything)
+        except (OSError, UserError):
+            if runtime.main:
+                shutil.rmtree(part, ignore_errors=True)
+            raise
+
+    def _save(self, folder: Path, part: Path, runtime: Runtime, about: Mapping[str, Any], everything: bool) -> None:
         if runtime.main:
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir(parents=True)
@@ -56,7 +67,7 @@ class Run:
             )
         runtime.barrier()
         if runtime.main:
-            buffers = {n: b for n, b in self.model.named_buffers() if n != "table"}
+            buffers = {n: b for n, b in self.model.kept_buffers().items() if n != "table"}
             online = {**self.weights.named(self.weights.value), **buffers, "table": self.model.table}
             checkpoint.write_tensors(part, "weights", online)
             if self.average is not None:
@@ -68,7 +79,7 @@ class Run:
                 if self.table.ema is not None:
                     named |= {"table.ema": self.table.ema, "table.seen": self.table.seen}
                 checkpoint.write_tensors(part, "optimiser", named)
-            checkpoint.complete(folder, self._state(runtime))
+            checkpoint.complete(folder, {**self._state(runtime), **about})
         runtime.barrier()
 
     def _state(self, runtime: Runtime) -> dict[str, Any]:
@@ -85,7 +96,7 @@ class Run:
     def load(self, saved: checkpoint.Checkpoint, source: Source) -> None:
         online = saved.tensors("weights")
         self.weights.load(self.weights.value, online)
-        for name, buffer in self.model.named_buffers():
+        for name, buffer in self.model.kept_buffers().items():
             buffer.copy_(online[name])
         held = saved.tensors("optimiser")
         self.weights.load(self.optimiser.m, {k[2:]: v for k, v in held.items() if k.startswith("m.")})

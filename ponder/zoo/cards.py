@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import ConfigDict, Field
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import save_file
@@ -19,8 +20,10 @@ from ponder.base import files, runtime, stats
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
+from ponder.config.schema import Frozen, parse
 from ponder.domains.contract import Progress, silent
 from ponder.evaluation import records as evaluate
+from ponder.evaluation.schema import Share
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
@@ -28,8 +31,63 @@ from ponder.training.log import read_log
 CARD, WEIGHTS = "card.json", "weights.safetensors"
 EXAMPLES = 2000
 """Of each split, for the scores of a card."""
+AGAIN = "write it again with `ponder zoo add`"
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
+
+
+class Score(Frozen):
+    model_config = ConfigDict(extra="ignore")
+
+    n: int
+    exact: Share
+    valid: Share
+    solved: Share | None
+
+
+class DataAbout(Frozen):
+    model_config = ConfigDict(extra="ignore")
+
+    params: dict[str, Any]
+    counts: dict[str, int]
+    hash: str
+
+
+class Recipe(Frozen):
+    model_config = ConfigDict(extra="ignore")
+
+    model: str
+    preset: str
+    seed: int
+    updates: int
+    chosen_update: int
+    seconds: float
+    cores: int
+
+
+class Step(Frozen):
+    step: int
+    valid: float
+
+
+class Card(Frozen):
+    """What a card holds, at least."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    domain: str
+    parameters: int
+    bytes: int
+    max_steps: int
+    data: DataAbout
+    recipe: Recipe
+    command: str
+    limits: str
+    protocol: str
+    accuracy: dict[str, Score] = Field(min_length=1)
+    by_step_split: str
+    by_step: list[Step]
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -38,12 +96,14 @@ BEYOND = 4
 def read_card(folder: Path) -> dict[str, Any]:
     """The card of a model; one without scores where a folder came without a card."""
     try:
-        card: dict[str, Any] = files.read_json(folder / CARD)
+        card = files.read_object(folder / CARD, AGAIN)
     except FileNotFoundError:
-        config = configuration.from_flat(files.read_json(folder / runs.CONFIG))
+        config = runs.read_config(folder)
         return {"name": folder.name, "domain": config.data.domain, "max_steps": config.model.max_steps, "accuracy": {}}
-    except json.JSONDecodeError:
-        raise UserError(f"{folder / CARD} is damaged: write it again with `ponder zoo add`") from None
+    try:
+        parse(Card, card)
+    except UserError as error:
+        raise UserError(f"{folder / CARD} is damaged ({error}): {AGAIN}") from None
     return card
 
 

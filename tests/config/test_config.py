@@ -106,3 +106,26 @@ def test_the_recipe_of_a_preset_is_that_of_its_about_line() -> None:
     """`ponder train PRESET`, nothing added, trains what README reports: no mini preset speaks of a --model."""
     for name in configuration.preset_names():
         assert "--model" not in resolve(name).about, name
+
+
+def test_baselines_have_their_published_values_at_paper_scale_and_the_tasks_at_mini() -> None:
+    """The authors' READMEs: Sudoku and Maze with weight decay 1.0, puzzle rate 1e-4 and so many epochs of 1,000."""
+    for name, epochs in (("hrm", 20_000), ("trm", 50_000), ("trm-mlp", 50_000), ("dense", 50_000)):
+        for preset in ("sudoku-paper", "maze-paper"):
+            train = configuration.resolve(preset, name).train
+            assert (train.weight_decay, train.table_lr, train.lr, train.lr_min_ratio) == (1.0, 1e-4, 1e-4, 1.0)
+            assert train.updates == -(-epochs * 1000 // 768) and train.epochs is None and train.beta2 == 0.95
+        arc = configuration.resolve("arc1-paper", name)
+        assert arc.train.epochs == 100_000 and arc.train.table_lr == 0.01
+        assert arc.model.max_steps == (1 if name == "dense" else 16)
+        life = configuration.resolve("life-paper", name).train
+        assert (life.lr_min_ratio, life.weight_decay, life.epochs) == (1.0, 0.1, 2000)
+    urm = configuration.resolve("sudoku-paper", "urm").train
+    assert (urm.batch, urm.updates, urm.weight_decay) == (128, 50_000 * 1000 // 128, 1.0)
+    assert configuration.resolve("arc2-paper", "urm").train.epochs == 200_000
+    ponder = configuration.resolve("sudoku-paper", "ponder").train
+    assert (ponder.epochs, ponder.weight_decay, ponder.table_lr) == (2000, 0.1, 0.01)
+    plain = configuration.resolve("sudoku-mini", "ponder").train
+    for name in ("hrm", "trm", "urm", "dense"):
+        mini = configuration.resolve("sudoku-mini", name).train
+        assert (mini.lr, mini.weight_decay, mini.updates) == (plain.lr, plain.weight_decay, plain.updates)

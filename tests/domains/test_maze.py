@@ -369,6 +369,16 @@ def test_csv_files_become_splits(folder: Path) -> None:
     assert (domain.build(seed=4)["val"]["inputs"] != built["val"]["inputs"]).any()
 
 
+def test_val_may_be_generated_so_that_all_of_train_is_trained_on(folder: Path) -> None:
+    carved = maze(source="csv", folder=str(folder), val=8).build(seed=3)
+    domain = maze(source="csv", folder=str(folder), val=8, val_from="generator")
+    built = domain.build(seed=3)
+    assert len(built["train"]["inputs"]) == len(carved["train"]["inputs"]) + 8 and len(built["val"]["inputs"]) == 8
+    assert domain.check(built["val"]["inputs"], built["val"]["labels"]).all()
+    keys = {split: set(domain._keys(arrays["inputs"]).tolist()) for split, arrays in built.items()}
+    assert not keys["val"] & (keys["train"] | keys["test"])
+
+
 def test_images_of_a_maze_in_a_csv_file_stay_in_one_split(folder: Path) -> None:
     domain = maze(source="csv", folder=str(folder), val=3)
     inputs, labels = maze().sample(1, 10)

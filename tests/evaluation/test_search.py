@@ -1,25 +1,30 @@
 """Verified search: what restarts are, which answer is chosen, and what it costs."""
 
 import json
+import math
+from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 
+from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.cli import main
 from ponder.config.resolve import resolve
+from ponder.config.schema import SearchPlan
 from ponder.data import Dataset
 from ponder.domains.contract import Batch, Ints, Tokens
-from ponder.evaluation.schema import SearchPlan
-from ponder.evaluation.search import Found, breadths, report, restart_keys, search
+from ponder.evaluation.search import breadths, report
 from ponder.evaluation.subject import Subject
 from ponder.inference.engine import Engine, Full
+from ponder.inference.search import Found, restart_keys, search
 from ponder.inference.weights import Opened
-from ponder.model.reasoner import Reasoner
+from ponder.model.reasoner import Carry, Reasoner, Step
+from ponder.model.recurrence import States
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from tests.conftest import tiny
@@ -142,13 +147,105 @@ def test_by_confidence_all_run_to_the_end_and_the_surest_answer_wins(
     assert (found.compute == 12).all() and not found.accepted.any() and len(set(found.restart)) > 1
 
 
+class Scripted(Stub):
+    """Everything that a rule may look at is a small integer that the trajectory's key and the step decide."""
+
+    def number(self, key: torch.Tensor, step: torch.Tensor, use: int, below: int) -> torch.Tensor:
+        return (rng.uniform(rng.fold(key, use, step)) * below).to(torch.int64)
+
+    def forward(self, carry: Carry, inputs: torch.Tensor, rows: torch.Tensor, noise: float | None = None) -> Step:
+        key, step = carry.key, carry.steps + 1
+        answer = 1 + self.number(key, step, 1, self.vocab - 1)
+        q_halt = self.number(key, step, 2, 9).float() - 6.5
+        logits = torch.nn.functional.one_hot(answer, self.vocab).float() * (1 + self.number(key, step, 3, 50))[:, None]
+        assert carry.states.h is not None
+        h = carry.states.h + (1 + self.number(key, step, 4, 50))[:, None, None].float()
+        states = States(h, torch.zeros_like(h))
+        logits = logits[:, None].expand(-1, self.tokens, -1)
+        return Step(Carry(states, step, key), logits, q_halt, torch.zeros_like(q_halt), None)
+
+    def start(self, key: torch.Tensor, dtype: torch.dtype = torch.float32) -> Carry:
+        return Carry(States(torch.full((len(key), 1, 1), 100.0), torch.zeros(len(key), 1, 1)), key * 0, key)
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one restart says at one step."""
+
+    restart: int
+    step: int
+    answer: int
+    q: float
+    energy: float
+    residual: float
+
+
+def points(model: Scripted, keys: Ints, depth: int) -> list[Point]:
+    """The script read one number at a time, step by step, restart by restart."""
+    out = []
+    for step in range(1, depth + 1):
+        for restart, key in enumerate(torch.from_numpy(keys)):
+            a, q, e = (
+                int(model.number(key, torch.tensor(step), use, below))
+                for use, below in ((1, model.vocab - 1), (2, 9), (3, 50))
+            )
+            moves = [1 + int(model.number(key, torch.tensor(s), 4, 50)) for s in range(1, step + 1)]
+            # The best symbol has the logit 1 + e, the others 0: s(x) is x + 1 there.
+            energy = -math.log(2 + e + model.vocab - 1)
+            out.append(Point(restart, step, 1 + a, q - 6.5, energy, moves[-1] / (100 + sum(moves[:-1]))))
+    return out
+
+
+def chosen(select: str, said: list[Point], depth: int) -> Point:
+    """Each rule in words, as a choice among all points; `min` takes the first of equals."""
+    last = [p for p in said if p.step == depth]
+    if select == "confidence":
+        return min(said, key=lambda p: -p.q)
+    if select == "first-halt":
+        first = min([p.step for p in said if p.q > 0] + [depth])
+        stopped = [p for p in said if p.step == first and (p.q > 0 or first == depth)]
+        return min(stopped, key=lambda p: -p.q)
+    return min(last, key=lambda p: p.residual if select == "residual" else p.energy)
+
+
+@pytest.mark.parametrize("select", ["confidence", "first-halt", "residual", "energy"])
+def test_each_rule_chooses_as_it_says(select: Any, puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
+    script = Scripted(*puzzles, FIRST, len(dataset.domain.vocab))
+    plan = SearchPlan(3, 5, ETA, seed=2, select=select)
+    found = search(cast(Reasoner, script), dataset.domain, puzzles[0], plan, slots=8)
+    keys = restart_keys(2, np.arange(N), 3)
+    picked = [chosen(select, points(script, keys[i], 5), 5) for i in range(N)]
+    assert found.restart.tolist() == [p.restart for p in picked] and found.steps.tolist() == [p.step for p in picked]
+    assert found.answers[:, 0].tolist() == [p.answer for p in picked]
+    ends = [p.step if select == "first-halt" else 5 for p in picked]
+    assert found.compute.tolist() == [3 * end for end in ends] and not found.accepted.any()
+    assert len(set(found.restart.tolist())) == 3, "no choice to speak of"
+
+
+def test_rules_that_a_model_cannot_follow_are_refused(dataset: Dataset, puzzles: tuple[Tokens, Tokens]) -> None:
+    dense = resolve("sudoku-mini", "dense", {"model": {"width": 16, "heads": 2}}).model
+    model = Reasoner(dense, len(dataset.domain.vocab), dataset.domain.seq_len)
+    for select, why in (("first-halt", "needs a halting head"), ("residual", "needs a state")):
+        with pytest.raises(UserError, match=why):
+            search(model, dataset.domain, puzzles[0], SearchPlan(2, 2, ETA, select=cast(Any, select)))
+
+
+@torch.no_grad()
+def test_restarts_from_random_states_need_no_noise(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
+    torch.manual_seed(0)
+    config = tiny(model={"init": "random"}).model
+    model = Reasoner(config, len(dataset.domain.vocab), dataset.domain.seq_len).eval()
+    found = search(model, dataset.domain, puzzles[0][:9], SearchPlan(4, 2, 0.0, select="residual"))
+    assert len(set(found.restart.tolist())) > 1
+
+
 def test_what_proves_nothing_is_refused(puzzles: tuple[Tokens, Tokens], dataset: Dataset) -> None:
     model = stub(puzzles, dataset)
     for preset, why in (("life-mini", "computes the answer"), ("arc1-mini", "no checker"), ("joint-mini", "Life")):
         with pytest.raises(UserError, match=why):
             search(model, resolve(preset).data.make(), puzzles[0], SearchPlan(2, 2, ETA))
     with pytest.raises(UserError, match="all restarts the same"):
-        SearchPlan(2, 4, noise=0.0)
+        search(model, dataset.domain, puzzles[0], SearchPlan(2, 4, noise=0.0))
     for bad in ((0, 4), (4, 0)):
         with pytest.raises(UserError, match="at least 1"):
             SearchPlan(*bad, ETA)

@@ -21,7 +21,7 @@ from ponder.domains.contract import Batch, Bools, Domain, Ints, Tokens
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.compare import all_policies, compare_policies
 from ponder.evaluation.subject import subject
-from ponder.inference.engine import Checker, Engine, Finished, Floats, Full, Halt, Policy, Seen, Stable
+from ponder.inference.engine import Checker, Engine, Finished, Floats, Full, Halt, Policy, Seen, Settled, Stable
 from ponder.inference.solver import Solver
 from ponder.inference.weights import Opened
 from ponder.model import cost
@@ -284,8 +284,17 @@ def test_a_model_without_states_takes_one_step(dataset: Dataset) -> None:
     out = Engine(model, dataset.domain, 2, Full(), 16).run(inputs)
     assert out.steps.tolist() == [1] * 5 and (out.confidence < 0).all()
     assert [p.name for p in all_policies(model, dataset.domain)] == ["full", "checker"]
-    with pytest.raises(UserError, match="halting head"):
-        Engine(model, dataset.domain, 2, Halt())
+    for policy, why in ((Halt(), "halting head"), (Settled(0.1), "needs a state")):
+        with pytest.raises(UserError, match=why):
+            Engine(model, dataset.domain, 2, policy)
+
+
+def test_settled_puzzles_leave(dataset: Dataset) -> None:
+    """The stub's state grows by the same amount at each step, from 0: at step t it moves by 1 / (t - 1) of its size."""
+    case = stub_case(dataset)
+    for residual, step in ((1.5, 2), (0.4, 4), (0.3, 5), (0.01, case.budget)):
+        out, _ = run(case, Settled(residual), 5)
+        assert out.steps.tolist() == [step] * len(case.inputs)
 
 
 def test_what_cannot_be_is_refused(dataset: Dataset) -> None:
@@ -295,6 +304,8 @@ def test_what_cannot_be_is_refused(dataset: Dataset) -> None:
             Halt(wrong)
     with pytest.raises(UserError, match="1 or more"):
         Stable(0)
+    with pytest.raises(UserError, match="positive"):
+        Settled(0.0)
     for bad in ({"budget": 0}, {"slots": 0}):
         with pytest.raises(UserError, match="at least 1"):
             Engine(case.model, case.domain, **cast(Any, bad))

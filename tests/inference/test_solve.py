@@ -291,10 +291,30 @@ def test_watching_is_a_plain_sequence_in_a_pipe_and_redrawn_on_a_terminal(
         "step 3",
     ]
     screen = io.StringIO()
-    shelf, wanted = solve.open_shelf(str(untrained["sudoku"]), 3, None)
+    shelf, wanted = solve.open_shelf(str(untrained["sudoku"]), steps=3)
     answer = solve.watch(Console(file=screen, force_terminal=True, width=80), shelf, wanted, EASY)
     assert isinstance(answer, Answer) and answer.steps == 3
     assert "\x1b[1A" in screen.getvalue() and "step 3" in screen.getvalue()
+
+
+# Search ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_search_finds_answers_that_the_first_trajectory_misses(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, searching = Solver("sudoku-6x6", steps=2), Solver("sudoku-6x6", steps=2, search=8)
+    asked = puzzles(plain, 60)
+    missed = [puzzle for puzzle, answer in zip(asked, plain.solve_many(asked), strict=True) if not answer.verified]
+    found = [answer for answer in searching.solve_many(missed) if answer.verified]
+    assert missed and found
+    for answer in found:
+        assert is_solved_sudoku(plain.domain.format(answer.inputs), answer.text, 6, (2, 3))
+        assert re.fullmatch(r"found by restart [1-8] of 8, \d+ ACT steps in all", answer.note)
+    puzzle = plain.domain.format(found[0].inputs)
+    code, out, _ = run(capsys, "sudoku-6x6", puzzle, "--steps", "2", "--search", "8")
+    assert code == 0 and "found by restart" in out
+    assert run(capsys, "sudoku-6x6", puzzle, "--steps", "2", "--search", "-1")[0] == 2
+    with pytest.raises(UserError, match="no verified search in life"):
+        Solver("life-5x5", search=2)
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------

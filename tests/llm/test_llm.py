@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -131,15 +132,16 @@ def test_wrong_and_unparseable_answers_are_counted_and_shown(
         assert (row["parsed"] is None) == ("beyond me" in row["answer"]) and bool(row["problem"]) == (not row["valid"])
 
 
-@pytest.mark.parametrize("model", ["empty", "null", "length"])
+@pytest.mark.parametrize("model", ["empty", "length", "thought"])
 def test_an_answer_that_is_none_is_an_answer(server: Server, dataset: Dataset, tmp_path: Path, model: str) -> None:
+    """Also where the server has only the thinking, because it cut the model off."""
     score = ask(server, dataset, tmp_path, model)["splits"]["test"]
     assert score["complete"] and score["exact"]["value"] == 0 and score["unparseable"] == 4
-    assert score["truncated"] == (4 if model == "length" else 0)
+    assert score["truncated"] == (0 if model == "empty" else 4)
     assert set(server.stats()["requests"].values()) == {1}
 
 
-@pytest.mark.parametrize("model", ["parts", "uncounted"])
+@pytest.mark.parametrize("model", ["parts", "uncounted", "gzip"])
 def test_servers_that_bend_the_protocol_are_understood(
     server: Server, dataset: Dataset, tmp_path: Path, model: str
 ) -> None:
@@ -151,11 +153,41 @@ def test_servers_that_bend_the_protocol_are_understood(
 # Failures -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trouble", ["500", "broken", "half", "error200", "reset"])
+@pytest.mark.parametrize("trouble", ["500", "broken", "half", "error200", "reset", "null"])
 def test_passing_trouble_is_retried(server: Server, dataset: Dataset, tmp_path: Path, trouble: str) -> None:
     result = ask(server, dataset, tmp_path, f"{trouble},{trouble},right")
     assert result["splits"]["test"]["exact"]["value"] == 1
     assert set(server.stats()["requests"].values()) == {3} and result["retries"] == 8
+
+
+@pytest.mark.parametrize("count", ["infinity", "overflow", "nan", "minus", "digits"])
+def test_what_is_no_number_of_tokens_is_not_counted(
+    server: Server, dataset: Dataset, tmp_path: Path, count: str
+) -> None:
+    result = ask(server, dataset, tmp_path, count, price_in=1.0, price_out=1.0)
+    assert result["splits"]["test"]["exact"]["value"] == 1
+    assert result["tokens"] == {"in": 0, "out": 0, "answers_counted": 0, "answers": 4} and result["cost"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("brackets", r"not a chat completion: \[\[\["),
+        ("charset", "not a chat completion: neither JSON nor text"),
+        ("codes", re.escape(r"\x1b]0;mine\x07\x1b[2Jgone \u202e\ud800")),
+        ("many", "more than 8388608 bytes"),
+        ("bomb", "unpacks to more than 8388608 bytes"),
+    ],
+)
+def test_one_nasty_answer_ends_nothing(
+    server: Server, dataset: Dataset, tmp_path: Path, kind: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is broken, no more of it is read than an answer may have, and nothing in it moves the terminal's cursor."""
+    result = ask(server, dataset, tmp_path / "retried", f"{kind},right", limit=2)
+    assert result["splits"]["test"]["exact"]["value"] == 1 and result["retries"] == 2
+    with pytest.raises(UserError, match=says):
+        ask(server, dataset, tmp_path / "never", kind, limit=3, retries=0, concurrency=1)
+    assert all(char.isprintable() or char == "\n" for char in capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("kind", ["slow", "drip"])

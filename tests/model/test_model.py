@@ -87,6 +87,9 @@ VARIANTS: dict[str, ModelConfig] = {
     "ponder-without-norm": small(post_norm=False),
     "ponder-bound-only": small(gate=False, post_norm=False),
     "ponder-key-mask": small(key_mask=True),
+    "ponder-pre-norm": small(norm="pre"),
+    "trm-pre-norm": small("trm", norm="pre"),
+    "trm-mlp-pre-norm": small("trm-mlp", norm="pre"),
 }
 
 

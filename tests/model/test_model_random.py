@@ -114,6 +114,7 @@ def _pairs_apart(mask: Tensor, config: ModelConfig) -> Tensor:
         pytest.param(small(modules="separate", h_horizon=4, **DROPPING), id="separate"),
         pytest.param(small(mlp_conv=True, h_horizon=4, **DROPPING), id="convolution"),
         pytest.param(small(mixer="mlp", positions="none", h_horizon=4, **DROPPING), id="mlp-mixer"),
+        pytest.param(small(norm="pre", h_horizon=4, **DROPPING), id="pre-norm"),
         pytest.param(small(positions="learned", gate=False, h_horizon=4, **DROPPING), id="learned-positions"),
     ],
 )

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -56,7 +57,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[str]:
-    with browser.served("sudoku-4x4", *folders.values(), token=TOKEN) as url:
+    with browser.served("sudoku-4x4", "sudoku-6x6", *folders.values(), token=TOKEN) as url:
         yield url
 
 
@@ -82,16 +83,23 @@ def open_page(chromium: Browser, server: str) -> Iterator[Open]:
         if kind in ("error", "warning") and "Failed to load resource" not in text:
             complaints.append(text)
 
-    def opened(model: str | None = None, puzzle: str | None = None, token: str | None = TOKEN, **settings: Any) -> Page:
+    def opened(
+        model: str | None = None,
+        puzzle: str | None = None,
+        token: str | None = TOKEN,
+        watch: bool = True,
+        **settings: Any,
+    ) -> Page:
         context = chromium.new_context(**{"reduced_motion": "reduce", "viewport": DESKTOP, **settings})
         context.set_default_timeout(15_000)
         contexts.append(context)
         if token is not None:
             context.add_init_script(f"sessionStorage.setItem('ponder-token', '{token}')")
         page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda message: complain(message.type, message.text))
-        page.on("request", lambda request: None if request.url.startswith(server) else complaints.append(request.url))
+        if watch:
+            page.on("pageerror", lambda error: complaints.append(str(error)))
+            page.on("console", lambda message: complain(message.type, message.text))
+            page.on("request", lambda asked: None if asked.url.startswith(server) else complaints.append(asked.url))
         link = "" if model is None else "#" + urlencode({"model": model, "puzzle": puzzle or PUZZLES[model]})
         page.goto(f"{server}/{link}")
         if token is not None:
@@ -132,6 +140,16 @@ def is_solution(given: str, cells: list[str]) -> bool:
     boxes = [[rows[r + i][c + j] for i in (0, 1) for j in (0, 1)] for r in (0, 2) for c in (0, 2)]
     kept = all(clue in (".", cell) for clue, cell in zip(given, cells, strict=True))
     return kept and all(sorted(unit) == ["1", "2", "3", "4"] for unit in (*rows, *columns, *boxes))
+
+
+def clashes(digits: list[int]) -> set[int]:
+    """Where a 4x4 grid holds a digit twice in a row, a column or a box."""
+    units = [
+        *([4 * r + c for c in range(4)] for r in range(4)),
+        *([4 * r + c for r in range(4)] for c in range(4)),
+        *([4 * (r + i) + c + j for i in (0, 1) for j in (0, 1)] for r in (0, 2) for c in (0, 2)),
+    ]
+    return {i for unit in units for i in unit if digits[i] and [digits[j] for j in unit].count(digits[i]) > 1}
 
 
 def test_solve_by_typing(open_page: Open) -> None:
@@ -186,7 +204,8 @@ def test_slider_shows_every_step(open_page: Open, server: str) -> None:
         assert board(page) == cells
         marked = page.locator(".cell.changed").evaluate_all("cells => cells.map((cell) => Number(cell.dataset.index))")
         assert marked == ([] if step == 1 else [i for i in range(16) if cells[i] != answers[step - 2][i]])
-        assert page.locator("#meter").evaluate("e => e.value") == pytest.approx(thought["confidence"], abs=1e-5)
+        said_so = float(page.locator("#meter").get_attribute("aria-valuenow") or "nan")
+        assert said_so == pytest.approx(thought["confidence"], abs=1e-5)
         assert "correct" not in page.locator("#verdict").inner_text().replace("Not correct", "")
     slider.fill("0")
     assert shown(page) == SUDOKU
@@ -213,12 +232,26 @@ def test_wrong_is_never_shown_as_right(open_page: Open, server: str, model: str)
     page.get_by_role("button", name="Solve").click()
     expect(page.locator("#headline")).to_have_text("Not correct")
     expect(page.locator("#verdict")).to_have_class(re.compile(r"\bbad\b"))
-    expect(page.locator("#detail")).to_contain_text(said["note"][1:])
+    note = said["note"][1:]
+    expect(page.locator("#detail")).to_contain_text(note.replace("step", "generation") if "life" in model else note)
+    marked = page.locator(".board").last.locator(".cell.wrong")
+    places = marked.evaluate_all("cells => cells.map((cell) => Number(cell.dataset.index))")
+    if model == "sudoku-wrong":
+        assert set(places) == clashes([digit for row in said["answer"]["grid"] for digit in row])
+    elif model == "life-wrong":
+        blinker = [int(i in (11, 12, 13)) for i in range(25)]
+        assert places == [i for i, cell in enumerate(chain(*said["answer"]["board"])) if cell != blinker[i]] != []
+    elif model == "maze-wrong":
+        trail = {i for i, cell in enumerate("".join(said["answer"]["grid"])) if cell == "o"}
+        assert set(places) <= trail and bool(places) == bool(trail)
+    else:
+        expect(page.locator(".formula")).to_contain_text("≠ 17")
     page.locator(".options summary").click()
     page.get_by_label("Let an exact solver answer").check()
     page.get_by_role("button", name="Solve").click()
     expect(page.locator("#headline")).to_have_text("Answered by exact solver")
     expect(page.locator("#where")).to_have_text("Exact solver")
+    expect(page.locator(".wrong")).to_have_count(0)
     exact = answered(server, model, fallback="exact")["answer"]
     if model == "sudoku-wrong":
         assert is_solution(SUDOKU, board(page))
@@ -272,6 +305,80 @@ def test_errors(open_page: Open) -> None:
     page.get_by_role("button", name="Solve").click()
     expect(page.locator("#verdict.error")).to_contain_text("The connection broke before the answer came")
     expect(page.get_by_role("button", name="Solve")).to_be_enabled()
+
+
+def test_clashes_are_marked_while_typing(open_page: Open) -> None:
+    page = open_page("sudoku-4x4")
+    cells = [int(c) for c in SUDOKU.replace(".", "0")]
+    for index, digit in ((3, 1), (5, 1), (15, 2), (3, 0), (12, 3)):
+        page.locator(".cell").nth(index).click()
+        page.keyboard.press(str(digit))
+        cells[index] = digit
+        marked = page.locator(".cell.wrong").evaluate_all("cells => cells.map((cell) => Number(cell.dataset.index))")
+        assert set(marked) == clashes(cells)
+        expect(page.locator("#detail")).to_contain_text("clash" if marked else "Enter a puzzle")
+
+
+def test_enter_solves(open_page: Open) -> None:
+    """From a cell, a field, or where nothing has the focus; and it neither paints nor toggles."""
+    for model, field in (("sudoku-4x4", ".cell"), ("life-wrong", ".cell"), ("maze-wrong", ".cell"), ("sort-wrong", "")):
+        page = open_page(model)
+        if field:
+            page.locator(field).nth(2).focus()
+        with page.expect_request("**/v1/solve/stream") as sent:
+            page.keyboard.press("Enter")
+        asked = sent.value.post_data_json
+        assert asked is not None and asked["puzzle"] == PUZZLES[model]
+    page = open_page("arithmetic-wrong")
+    page.get_by_label("Value").fill("27")
+    with page.expect_request("**/v1/solve/stream") as sent:
+        page.keyboard.press("Enter")
+    asked = sent.value.post_data_json
+    assert asked is not None and asked["puzzle"] == "3 4 ? 5 ? = 27"
+
+
+def test_a_size_that_no_model_has(open_page: Open) -> None:
+    page = open_page("sudoku-4x4")
+    page.get_by_role("button", name="Paste").click()
+    page.get_by_label("The puzzle as text").fill("." * 81)
+    page.get_by_role("button", name="Use it").click()
+    expect(page.locator("#verdict.error")).to_contain_text("there are models for 4×4, 6×6")
+    page.get_by_label("The puzzle as text").fill("1" + "." * 35)
+    page.get_by_role("button", name="Use it").click()
+    expect(page.get_by_label("Model", exact=True)).to_have_value("sudoku-6x6")
+
+
+def test_words_and_colours_explain_themselves(open_page: Open) -> None:
+    page = open_page("life-wrong")
+    page.locator(".rules summary").click()
+    said = " ".join(page.locator(selector).inner_text() for selector in ("#view", "#rules", "#paste-hint"))
+    assert "generation" in said and not re.search(r"\bsteps?\b", said)
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#detail")).to_contain_text("after 3 generations")
+    page = open_page("sudoku-wrong")
+    expect(page.locator("#colours li")).to_have_count(0)
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#headline")).to_have_text("Not correct")
+    for step in range(1, 9):
+        page.get_by_role("slider").fill(str(step))
+        told = set(page.locator("#colours i").evaluate_all("all => all.map((i) => i.className.split(' ')[1])"))
+        looks = set(" ".join(page.locator(".cell").evaluate_all("all => all.map((cell) => cell.className)")).split())
+        assert told == looks & {"given", "filled", "changed", "spoilt", "wrong"} and "filled" in told
+    expect(page.locator("#player .hint").first).to_contain_text("as high as the model's confidence")
+    page = open_page("sudoku-4x4")
+    page.locator("#chart summary").click()
+    expect(page.locator(".splits li")).to_contain_text("test held-out puzzles")
+
+
+def test_the_confidence_bar_fills_its_track(open_page: Open, server: str) -> None:
+    page = open_page("sudoku-4x4")
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#headline")).to_have_text("Checked: correct")
+    measure = """(track) => { const [fill, box] = [getComputedStyle(track, "::before"), track.getBoundingClientRect()];
+        return [parseFloat(fill.width) / box.width, parseFloat(fill.height) / box.height]; }"""
+    wide, high = page.locator("#meter").evaluate(measure)
+    confidence = answered(server, "sudoku-4x4")["confidence"]
+    assert high == pytest.approx(1, abs=0.01) and wide == pytest.approx(confidence, abs=0.01)
 
 
 def test_links_that_lead_nowhere(open_page: Open, server: str) -> None:
@@ -346,7 +453,7 @@ def test_toggling_life(open_page: Open) -> None:
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Space")
     page.locator(".board").first.locator(".cell").nth(12).click()
-    page.get_by_label("Steps ahead").fill("5")
+    page.get_by_label("Generations ahead").fill("5")
     expect_puzzle(page, "OO.../..O../...../..O../.....:05")
 
 
@@ -473,7 +580,7 @@ def test_text_stands_out(open_page: Open, scheme: str) -> None:
         ".cell.spoilt",
     ]
     assert {s: c for s in selectors if page.locator(s).count() and (c := _contrast(page, s)) < 4.5} == {}
-    nameless = """() => [...document.querySelectorAll("button, input, select, textarea, meter")].filter((e) =>
+    nameless = """() => [...document.querySelectorAll("button, input, select, textarea")].filter((e) =>
         !e.labels?.length && !e.ariaLabel && !(e.tagName === "BUTTON" && e.textContent.trim())).map((e) => e.id)"""
     assert page.evaluate(nameless) == []
 
@@ -514,6 +621,47 @@ def test_the_files_name_no_other_host() -> None:
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
     html = (PAGE / "index.html").read_text(encoding="utf-8")
     assert not re.search(r"\sstyle=|\son\w+=|<style|<script>", html)
+
+
+def test_what_gets_into_the_page_cannot_run(open_page: Open, server: str) -> None:
+    """Every way to run or load what is not a file of this server is refused by the browser, and said so."""
+    policy = httpx.get(server).headers["content-security-policy"]
+    rules = {rule.split()[0]: rule.split()[1:] for rule in policy.split("; ")}
+    assert rules.pop("img-src") == ["'self'", "data:", "blob:"]
+    assert {word for words in rules.values() for word in words} == {"'none'", "'self'", "'script'"}
+    assert {name for name, words in rules.items() if words == ["'self'"]} == {"script-src", "style-src", "connect-src"}
+    page = open_page("sudoku-4x4", watch=False)
+    page.evaluate("""() => {
+        window.refused = [];
+        addEventListener("securitypolicyviolation", (event) => refused.push(event.effectiveDirective));
+        window.put = (tag, attributes, text = "") => {
+            const element = document.createElement(tag);
+            for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+            element.append(text);
+            document.body.append(element);
+            return element;
+        };
+    }""")
+    strings = "require-trusted-types-for"
+    for attempt, rule in (
+        ('put("script", {src: "data:text/javascript,ran = true"})', strings),
+        ('put("script", {}, "ran = true")', strings),
+        ('put("a", {onclick: "ran = true"}).click()', strings),
+        ('document.body.insertAdjacentHTML("beforeend", "<img src=x onerror=ran=true>")', strings),
+        ('put("p", {style: "display: none"})', "style-src-attr"),
+        ('put("style", {}, "body { display: none }")', "style-src-elem"),
+        ('put("img", {src: "http://other.invalid/x.png"})', "img-src"),
+        ('fetch("http://other.invalid/")', "connect-src"),
+        ('put("iframe", {src: "/docs"})', "frame-src"),
+        ('put("base", {href: "http://other.invalid"})', "base-uri"),
+    ):
+        page.evaluate(f"async () => {{ refused.length = 0; try {{ await {attempt} }} catch {{}} }}")
+        for _ in range(100):
+            if page.evaluate("refused.length"):
+                break
+            page.wait_for_timeout(20)
+        assert page.evaluate("refused[0]") == rule, attempt
+    assert page.evaluate("window.ran") is None
 
 
 def test_a_line_of_symbols_is_typed_and_its_answer_shown(open_page: Open, server: str) -> None:

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -14,11 +15,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from html import unescape
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import httpx
 import numpy as np
@@ -78,10 +80,10 @@ class Server:
 
 
 @contextmanager
-def serving(*words: str, token: str = "") -> Iterator[Server]:
+def serving(*words: str, token: str = "", stderr: IO[str] | None = None) -> Iterator[Server]:
     command = [sys.executable, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *words]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PONDER_TOKEN": token}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, encoding="utf-8", env=env) as popen:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", env=env) as popen:
         try:
             assert popen.stdout is not None
             line = popen.stdout.readline()
@@ -267,7 +269,8 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, server: Server)
 def test_page_has_safe_headers_and_asks_no_other_host(http: httpx.Client, server: Server) -> None:
     index = http.get("/")
     assert index.status_code == 200 and index.headers["content-type"] == "text/html; charset=utf-8"
-    assert "default-src 'self'" in index.headers["content-security-policy"]
+    policy = index.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy and "*" not in policy
     assert index.headers["x-content-type-options"] == "nosniff"
     assert http.get("/", headers={"If-None-Match": index.headers["etag"]}).status_code == 304
     linked = {f"/{name.lstrip('/')}" for name in re.findall(r'(?:src|href)="([^"#]+)"', index.text)}
@@ -295,6 +298,40 @@ def test_docs_and_metrics_are_complete(http: httpx.Client) -> None:
     assert all(re.fullmatch(sample, line) or re.fullmatch(r"# (HELP|TYPE) \S+ .+", line) for line in lines)
     counts = [int(line.split()[-1]) for line in lines if line.startswith('ponder_request_seconds_bucket{path="/docs"')]
     assert len(counts) == len(SECONDS) + 1 and counts == sorted(counts) and counts[-1] >= 1
+
+
+def test_the_documented_fields_and_examples_are_real(http: httpx.Client) -> None:
+    schema, docs = http.get("/openapi.json").json(), http.get("/docs").text
+
+    def documented(path: str, method: str = "get") -> tuple[set[str], set[str]]:
+        """All fields of an answer, and those that are always there."""
+        (content,) = schema["paths"][path][method]["responses"]["200"]["content"].values()
+        fields = schema["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+        assert set(re.findall(r"<td>([a-z_]+)", docs)) >= set(fields["properties"])
+        return set(fields["properties"]), set(fields["required"])
+
+    body = {"model": "sudoku-4x4", "puzzle": GOOD, "steps": 2, "trace": True, "picture": True}
+    answer = http.post("/v1/solve", json=body).json()
+    assert set(answer) == documented("/v1/solve", "post")[0]
+    first, *_ = read_events(iter(http.post("/v1/solve/stream", json=body).text.splitlines()))
+    assert set(first[1]) == documented("/v1/solve/stream", "post")[0] >= set(answer["trace"][0])
+    assert set(answer["trace"][0]) == documented("/v1/solve/stream", "post")[1]
+    for path in ("/v1/models", "/healthz", "/v1/models/{name}/random"):
+        assert set(http.get(path.format(name="endless")).json()) == documented(path)[0]
+    listed = http.get("/v1/models").json()["models"][0]
+    assert set(listed) == set(schema["components"]["schemas"]["ModelBody"]["properties"])
+    shown = [unescape(text) for text in re.findall(r"<pre class=plain>(.*?)</pre>", docs, re.DOTALL)]
+    requests = [shlex.split(text) for text in shown if text.startswith("curl ")]
+    assert {words[-1].partition("/")[2] for words in requests} >= {"v1/solve", "v1/solve/stream", "healthz"}
+    for words in requests:
+        url = f"http://{words[-1]}"
+        given = words[words.index("--json") + 1] if "--json" in words else None
+        said = http.get(url) if given is None else http.post(url, json=json.loads(given))
+        assert said.status_code == 200
+        if given is not None and "stream" not in url:
+            assert said.json() in [json.loads(text) for text in shown if text.startswith("{")]
+        elif given is not None:
+            assert said.text in shown
 
 
 def test_full_queue_and_time_limit(guarded: httpx.Client) -> None:
@@ -333,7 +370,7 @@ def test_token(narrow: Server) -> None:
         assert httpx.get(narrow.url + path).status_code == status, path
 
 
-def test_long_bodies_are_not_read(guarded: httpx.Client) -> None:
+def test_long_bodies_are_not_read(narrow: Server, guarded: httpx.Client) -> None:
     sent = 0
 
     def chunks() -> Iterator[bytes]:
@@ -342,14 +379,15 @@ def test_long_bodies_are_not_read(guarded: httpx.Client) -> None:
             sent += 65536
             yield b" " * 65536
 
-    for content in (b" " * 300_000, chunks()):
-        try:
-            response = guarded.post("/v1/solve", content=content, headers={"Content-Type": "application/json"})
-        except httpx.WriteError:  # the server has answered and closed before all was sent
-            continue
-        assert response.status_code == 413 and "at most 262144 bytes" in response.json()["error"]
-    assert 0 < sent < 20_000_000
-    assert metrics(guarded)['ponder_requests_total{path="/v1/solve",status="413"}'] == 2
+    for size in (300_000, 10_000_000):
+        with dial(narrow) as raw:  # which sends all before it reads
+            raw.sendall(post(b" " * size, "Content-Type: application/json\r\nAuthorization: Bearer s3cret"))
+            said = raw.recv(65536)
+        assert said.startswith(b"HTTP/1.1 413") and b"at most 262144 bytes" in said
+    with suppress(httpx.WriteError):  # the server has answered long ago, and does not wait for the end
+        guarded.post("/v1/solve", content=chunks(), headers={"Content-Type": "application/json"})
+    assert 0 < sent < 40_000_000
+    assert metrics(guarded)['ponder_requests_total{path="/v1/solve",status="413"}'] == 3
 
 
 def test_shutdown_finishes_what_is_under_way(narrow: Server, guarded: httpx.Client) -> None:
@@ -378,6 +416,159 @@ def test_refuses_to_be_open_by_accident(capsys: pytest.CaptureFixture[str], monk
     ):
         assert cli(["serve", *words]) == 2
         assert says in capsys.readouterr().err
+
+
+# Connections ----------------------------------------------------------------------------------------------------------
+
+
+def dial(server: Server) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def post(content: bytes, headers: str = "Content-Type: application/json", size: int | None = None) -> bytes:
+    length = len(content) if size is None else size
+    return (
+        f"POST /v1/solve HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\nContent-Length: {length}\r\n\r\n".encode()
+        + content
+    )
+
+
+def read_all(raw: socket.socket) -> bytes:
+    """What comes until the server closes the connection."""
+    return b"".join(iter(lambda: raw.recv(65536), b""))
+
+
+SOLVE = json.dumps({"model": "sudoku-4x4", "puzzle": GOOD}).encode()
+ENDLESS = json.dumps({"model": "endless", "puzzle": GOOD}).encode()
+
+
+def test_a_connection_without_a_request_ends(server: Server) -> None:
+    """Whether it says nothing, or begins its headers and goes on to send a little; and one that has had its answer."""
+    with dial(server) as silent, dial(server) as slow, dial(server) as answered:
+        slow.sendall(b"GET /healthz HTTP/1.1\r\n")
+        answered.sendall(b"HEAD /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        wait_for(lambda: answered.recv(15).startswith(b"HTTP/1.1 200"))
+        answered.sendall(b"GET /")
+        said = b""
+        slow.settimeout(1)
+        for number in range(60):
+            try:
+                said += slow.recv(65536)
+                break
+            except TimeoutError:
+                slow.sendall(f"X-{number}: 1\r\n".encode())
+        assert said.startswith(b"HTTP/1.1 408") and b"within 10 seconds" in said
+        assert read_all(silent) == b"" and b"HTTP/1.1 408" in read_all(answered)
+
+
+def test_connections_are_bounded_and_the_idle_ones_go_first(endless: Path) -> None:
+    with serving("--model", str(endless), "--connections", "20") as few:
+        working = dial(few)
+        working.sendall(post(ENDLESS))
+
+        def slots() -> float:
+            with httpx.Client(base_url=few.url, timeout=60) as client:
+                return slots_in_use(client)
+
+        wait_for(lambda: slots() == 1)
+        held = [dial(few) for _ in range(100)]
+        assert slots() == 1, "who has a request under way stays, and who brings one is let in"
+        for raw in held[:80]:
+            with suppress(ConnectionError):
+                assert raw.recv(100)[:12] in (b"", b"HTTP/1.1 503")
+        for raw in (working, *held):
+            raw.close()
+
+
+def test_a_client_that_vanishes_amid_its_body_is_no_failure(server: Server, http: httpx.Client) -> None:
+    before = metrics(http)
+    with dial(server) as raw:
+        raw.sendall(post(SOLVE[:20], size=len(SOLVE)))
+        time.sleep(0.1)
+    key = 'ponder_requests_total{path="/v1/solve",status="499"}'
+    wait_for(lambda: metrics(http).get(key, 0) == before.get(key, 0) + 1)
+    assert {k: v for k, v in metrics(http).items() if 'status="500"' in k} == {}
+
+
+@pytest.mark.parametrize("ending", ["half", "last"])
+def test_who_sends_no_more_still_gets_the_answer(server: Server, ending: str) -> None:
+    with dial(server) as raw:
+        raw.sendall(post(SOLVE) if ending == "half" else post(SOLVE) + post(SOLVE))
+        raw.shutdown(socket.SHUT_WR)
+        said = read_all(raw)
+    assert said.count(b'"verified":true') == (1 if ending == "half" else 2)
+
+
+def test_no_page_of_another_site_can_ask(http: httpx.Client) -> None:
+    """It can send text/plain without the browser asking first, and have its own name point to this machine."""
+    content = '{"model": "sudoku-4x4", "puzzle": "1...............", "steps": 1}'
+    for kind in (
+        "text/plain; x=application/json",
+        "text/plain",
+        "application/jsonx",
+        "multipart/form-data; a=json",
+        "",
+    ):
+        for path in ("/v1/solve", "/v1/solve/stream", "/mcp"):
+            assert http.post(path, content=content, headers={"Content-Type": kind}).status_code == 400, (kind, path)
+    fine = {"Content-Type": "Application/JSON ; charset=utf-8"}
+    assert http.post("/v1/solve", content=content, headers=fine).status_code == 200
+    for path in ("/", "/v1/models", "/healthz", "/static/app.js", "/mcp", "/docs", "/nothing"):
+        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil.example", "[::1"):
+            response = http.get(path, headers={"Host": host})
+            assert response.status_code == 421 and "--allow-host" in response.json()["error"], (path, host)
+    for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:9", "192.168.0.7:8000", socket.gethostname()):
+        assert http.get("/v1/models", headers={"Host": host}).status_code == 200, host
+
+
+def test_allowed_names_and_the_log(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w+", encoding="utf-8") as log:
+        with serving("--model", "sudoku-4x4", "--allow-host", "Puzzles.example", "--log", stderr=log) as named:
+            mine = {"Host": "puzzles.example", "Accept": "application/json, text/event-stream"}
+            hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+            assert httpx.get(f"{named.url}/healthz", headers=mine).status_code == 200
+            assert httpx.get(f"{named.url}/v1/models?a=b", headers={"Host": "other.example"}).status_code == 421
+            assert httpx.post(f"{named.url}/mcp", json=hello, headers=mine).status_code == 200
+            named.popen.terminate()
+            named.popen.wait(30)
+        log.seek(0)
+        assert [line.split()[2:6] for line in log.read().splitlines()] == [
+            ["127.0.0.1", "GET", "/healthz", "200"],
+            ["127.0.0.1", "GET", "/v1/models", "421"],
+            ["127.0.0.1", "POST", "/mcp", "200"],
+        ]
+
+
+def test_told_to_end_it_answers_who_is_just_connecting() -> None:
+    """Or refuses them: none is cut off."""
+    with serving("--model", "sudoku-4x4") as ending:
+        request = post(SOLVE)
+        early = [dial(ending) for _ in range(10)]
+        for raw in early:
+            raw.sendall(request[:30])
+        assert httpx.get(f"{ending.url}/healthz").status_code == 200  # by now it has them
+        ending.popen.send_signal(signal.SIGSTOP)
+        late = [dial(ending) for _ in range(20)]
+        for raw in late[10:]:
+            raw.sendall(request)
+        ending.popen.send_signal(signal.SIGTERM)
+        ending.popen.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+        for raw in early[5:]:
+            raw.sendall(request[30:])
+        for raw in late[:10]:
+            raw.sendall(request)
+        assert {read_all(raw)[:12] for raw in early[:5]} == {b"HTTP/1.1 503"}
+        assert {read_all(raw)[:12] for raw in (*early[5:], *late)} <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
+        assert ending.popen.wait(timeout=30) in (0, -signal.SIGTERM)
+
+
+def test_head_is_get_without_the_body(http: httpx.Client) -> None:
+    for path in ("/", "/static/app.js", "/healthz", "/docs", "/openapi.json", "/v1/models", "/nothing"):
+        head, get = http.head(path), http.get(path)
+        assert head.status_code == get.status_code and head.content == b"", path
+        assert head.headers["content-length"] == str(len(get.content)), path
 
 
 # The service by itself ------------------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ import yaml
 
 from ponder.base import runtime
 from ponder.base.errors import UserError
-from ponder.config.resolve import resolve
+from ponder.config.resolve import differences, resolve
 from ponder.domains.maze.domain import Maze
 from ponder.domains.sudoku.domain import Sudoku
 from ponder.model import cost
+from ponder.reports.pages import main_report
 from ponder.reports.tables import page_of
 from ponder.studies import cost as study_cost
 from ponder.studies import spec as study
@@ -374,6 +375,48 @@ def test_all_of_the_smoke_form_runs(name: str, quick: None, smoked: Path) -> Non
     run_smoke(study.load(name).cells("smoke"), smoked)
 
 
+def to_the_report(name: str, cells: list[Cell], smoked: Path) -> str:
+    run_smoke(cells, smoked)
+    out = smoked / name
+    main_report([name], "paper-smoke", out, Store(smoked / "results", smoked / "runs"))
+    return (out / "studies" / f"{name}-paper-smoke.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["main-results", "capacity"])
+def test_the_papers_form_runs_to_its_report_when_it_is_shrunk(name: str, quick: None, smoked: Path) -> None:
+    """The baseline on the first task, and the last variant on Sudoku."""
+    each = study.load(name)
+    cells = each.cells("paper-smoke")
+    last = [c for c in cells if c.task == "sudoku"][-1]
+    text = to_the_report(name, [next(c for c in cells if c.variant == each.baseline), last], smoked)
+    assert f" of {len(cells)} trainings are there" in text and "| missing" in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", study.names())
+def test_all_of_the_papers_form_runs_to_its_report_when_it_is_shrunk(name: str, quick: None, smoked: Path) -> None:
+    cells = study.load(name).cells("paper-smoke")
+    text = to_the_report(name, cells, smoked)
+    assert f"{len(cells)} of {len(cells)} trainings" in text and "| missing" not in text
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_shrinking_keeps_what_the_paper_form_is_about(name: str) -> None:
+    """Data, width, heads and lengths shrink; every switch of the model and the optimiser stays the paper's."""
+    each = study.load(name)
+    whole = {(c.task, c.variant): c.config for c in each.cells("paper")}
+    small = {(c.task, c.variant): c.config for c in each.cells("paper-smoke")}
+    assert set(whole) == set(small)
+    for place, config in small.items():
+        changed = {key for key in differences(whole[place], config) if not key.startswith(("data.", "eval."))}
+        sizes = {"model.width", "model.heads", "model.max_steps"}
+        sizes |= {
+            f"train.{k}" for k in ("batch", "updates", "epochs", "warmup", "log_every", "eval_every", "save_every")
+        }
+        assert changed - {"seed"} <= sizes
+        assert config.model.width <= 32 and config.data.flat().get("source") != "hub"
+
+
 def check_stored(kept: CellResult, cell: Cell) -> None:
     """Whatever is said twice agrees."""
     budget, steps = cell.config.model.max_steps, 1 if cell.config.model.states == 0 else kept.after.steps
@@ -385,11 +428,12 @@ def check_stored(kept: CellResult, cell: Cell) -> None:
         for split in profiles.splits.values() if profiles else ():
             for measure in ("exact", "valid", "token"):
                 assert len(getattr(split, measure)) == steps
-            for bits, at in ((split.bits, min(budget, steps) - 1), (split.bits_end, -1)):
+            for bits, at in ((split.bits, min(budget, steps) - 1), (split.bits_end, -1), (split.bits_full, None)):
                 assert bits is not None or split.arc is not None  # too many votes to keep each
                 for measure in ("exact", "valid") if bits else ():
                     mean = unpack(getattr(bits, measure), split.n).mean()
-                    assert mean == pytest.approx(getattr(split, measure)[at], abs=1e-6)
+                    said = getattr(split.best_full, measure) if at is None else getattr(split, measure)[at]
+                    assert mean == pytest.approx(said, abs=1e-6)
             assert (split.halting is None) == (cell.config.model.halting == "none")
     assert kept.after.policies is not None or not cell.after.policies
 

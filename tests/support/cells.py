@@ -45,6 +45,7 @@ def raw_result(
             "halting": {"exact": means[name], "valid": means[name], "token": means[name], "mean_step": 2.0},
             "bits": both,
             "bits_end": {"exact": pack(end), "valid": pack(end)},
+            "bits_full": both,
         }
 
     def evaluation(place: int, of: int) -> dict[str, Any]:

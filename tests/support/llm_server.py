@@ -5,6 +5,7 @@ wait and solves the puzzle at the third and all later ones. Puzzles are 4x4 sudo
 here, so that a right answer also shows that the prompt says all there is to know.
 """
 
+import gzip
 import json
 import re
 import socket
@@ -20,6 +21,8 @@ from typing import Any
 
 PATIENCE = 30.0
 """Seconds for which a slow answer is not given; a client should have gone away by then."""
+ODD_COUNTS = {"infinity": "Infinity", "overflow": "1e999", "nan": "NaN", "minus": "-1", "digits": "9" * 4000}
+"""What a server may say that it counted."""
 
 
 def solve(puzzle: str) -> str:
@@ -153,6 +156,19 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, self.completion(puzzle, "right", request)[:-40])
         elif what == "error200":
             self.send(200, json.dumps({"error": {"message": "upstream is away"}}))
+        elif what == "brackets":
+            self.send(200, "[" * 100_000)
+        elif what == "charset":
+            self.send(200, "neither JSON nor text", {"Content-Type": "text/plain; charset=undefined"})
+        elif what == "codes":
+            self.send(200, json.dumps({"error": {"message": "\x1b]0;mine\x07\x1b[2Jgone \u202e\ud800"}}))
+        elif what == "many":
+            self.send(200, " " * 10_000_000 + self.completion(puzzle, "right", request))
+        elif what == "bomb":
+            self.send(200, gzip.compress(b" " * 2**26, 1), {"Content-Encoding": "gzip"})
+        elif what == "gzip":
+            packed = gzip.compress(self.completion(puzzle, "right", request).encode())
+            self.send(200, packed, {"Content-Encoding": "gzip"})
         else:
             self.send(200, self.completion(puzzle, what, request))
             with BOOK.lock:
@@ -169,8 +185,7 @@ class Handler(BaseHTTPRequestHandler):
             "null": None,
             "parts": [{"type": "text", "text": "ANSWER: "}, {"type": "text", "text": solved}],
             "length": "<think>Let us see, the first row",
-            "uncounted": f"ANSWER: {solved}",
-        }[what]
+        }.get(what, f"ANSWER: {solved}")
         data: dict[str, Any] = {
             "id": "chatcmpl-1",
             "object": "chat.completion",
@@ -184,8 +199,13 @@ class Handler(BaseHTTPRequestHandler):
             ],
             "usage": {"prompt_tokens": 100, "completion_tokens": 7, "total_tokens": 107},
         }
+        if what == "thought":
+            data["choices"][0] |= {"message": {"content": None}, "finish_reason": "length"}
         if what == "uncounted":
             del data["usage"]
+        for name, said in ODD_COUNTS.items():
+            if what == name:
+                return json.dumps(data).replace('"completion_tokens": 7', f'"completion_tokens": {said}')
         return json.dumps(data)
 
     def wait_for_gate(self) -> None:
@@ -202,7 +222,7 @@ class Handler(BaseHTTPRequestHandler):
         except OSError:
             return True
 
-    def send(self, status: int, body: str, headers: dict[str, str] | None = None) -> None:
+    def send(self, status: int, body: str | bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
         for name, value in {
             "Content-Type": "application/json",
@@ -211,7 +231,7 @@ class Handler(BaseHTTPRequestHandler):
         }.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body.encode())
+        self.wfile.write(body.encode() if isinstance(body, str) else body)
 
 
 class Server(ThreadingHTTPServer):

@@ -77,6 +77,15 @@ def block(
 ) -> Tensor:
     for number, mask in enumerate(masks):
         name = f"{module}.layers.{number}"
+        if config.norm == "pre":
+            kept = 1 / (1 + torch.exp(-w[f"{name}.scale"]))
+            if config.mixer == "attention":
+                mixed = attention(w, f"{name}.attention", norm(x), config, hidden, mask["qkv"])
+            else:
+                mixed = swiglu(w, f"{name}.tokens", norm(x).transpose(1, 2), None).transpose(1, 2)
+            x = kept[0] * x + mixed * mask["attention"]
+            x = kept[1] * x + swiglu(w, f"{name}.mlp", norm(x), mask["middle"]) * mask["ffn"]
+            continue
         if config.mixer == "attention":
             mixed = attention(w, f"{name}.attention", x, config, hidden, mask["qkv"])
             x = norm(x + mixed * mask["attention"])
@@ -146,6 +155,8 @@ def step(
             h = norm(h) if config.post_norm else h
         out = h
     assert out is not None
+    if config.norm == "pre":
+        out = norm(out)
     q = out[:, 0] @ w["q_head.weight"].T + w["q_head.bias"] if config.halting != "none" else None
     return Result(out[:, config.prefix :] @ w["head.weight"].T, q, h, low)
 

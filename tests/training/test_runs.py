@@ -85,15 +85,6 @@ def test_data_that_was_changed_is_found_before_the_first_step(tmp_path: Path) ->
         train_in(SHORT, tmp_path / "other", tmp_path / "data", HERE, Limits(), quiet=True)
 
 
-def test_a_run_goes_on_with_its_own_data_only(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    train_in(SHORT, folder, data_dir, HERE, Limits(updates=1), quiet=True)
-    about = folder / "environment.json"
-    about.write_text(about.read_text(encoding="utf-8").replace(dataset.hash, "0" * len(dataset.hash)), encoding="utf-8")
-    with pytest.raises(UserError, match="trained on other data"):
-        train_in(SHORT, folder, data_dir, HERE, Limits(), quiet=True)
-
-
 @pytest.mark.parametrize("limits", [(0.0, None), (-1.0, None), (math.nan, None), (None, 0), (None, -5)])
 def test_limits_are_positive(limits: tuple[float | None, int | None]) -> None:
     with pytest.raises(UserError, match="--max-"):

@@ -46,8 +46,9 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         tiny(model={"halting": "halt+continue", "positions": "rope"}),
         tiny(model={"mixer": "mlp", "positions": "none"}),
         tiny(train={"accumulate": 4, "clip": None}),
+        tiny(model={"init": "random"}, train={"corrupt": 0.5, "fixpoint_weight": 1, "winners": 2, "supervise": "last"}),
     ],
-    ids=["halt", "continue", "mlp", "accumulated"],
+    ids=["halt", "continue", "mlp", "accumulated", "newer ideas"],
 )
 def test_the_host_waits_once_per_update(config: Config, dataset: Dataset, reads: list[int]) -> None:
     meta = Runtime(torch.device("meta"))

@@ -274,6 +274,40 @@ def test_one_rank_goes_on_where_two_stopped(dataset: Dataset, data_dir: Path, tm
     assert run(tiny(), tmp_path / "r", data_dir).finished
 
 
+def test_a_rank_that_survives_another_ends_with_one_line(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
+    """Either of two ranks is killed in the middle of training; nobody but the other one can tell."""
+    config = tiny(train={"updates": 100_000, "log_every": 1})
+    for victim in (1, 0):
+        folder = tmp_path / str(victim)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        ranks = [
+            subprocess.Popen(
+                command(folder, data_dir, config),
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "WORLD_SIZE": "2",
+                    "LOCAL_RANK": str(rank),
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(port),
+                },
+                stderr=subprocess.PIPE,
+                encoding="utf-8",
+            )
+            for rank in (0, 1)
+        ]
+        while len(read_log(folder / "metrics.jsonl")) < 5:
+            assert all(each.poll() is None for each in ranks)
+            time.sleep(0.05)
+        ranks[victim].kill()
+        ranks[victim].wait()
+        err = ranks[1 - victim].communicate()[1]
+        assert ranks[1 - victim].returncode == 3, err
+        assert f"rank {1 - victim} of 2 ends because another rank is gone" in err and err.count("\n") == 1, err
+
+
 def carry_at(steps: int, count: int) -> Carry:
     key = rng.slot_keys(0, torch.arange(count), torch.zeros(count, dtype=torch.int64))
     return Carry(States(None, None), torch.full((count,), steps), key)
@@ -344,7 +378,7 @@ def test_what_would_fail_later_fails_first(dataset: Dataset, data_dir: Path, tmp
     with pytest.raises(UserError, match="not a run folder"):
         open_folder(tmp_path / "c", tiny())
     (tmp_path / "file").write_text("", encoding="utf-8")
-    with pytest.raises(UserError, match="cannot write"):
+    with pytest.raises(UserError, match="cannot use"):
         open_folder(tmp_path / "file" / "run", tiny())
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from ponder.base.errors import UserError
+from ponder.base.geometry import NO_GEOMETRY, Geometry, Relation
 from ponder.domains import contract as base
 from ponder.domains.contract import (
     Arrays,
@@ -17,16 +18,17 @@ from ponder.domains.contract import (
     Misfit,
     Progress,
     Split,
+    Symmetry,
     Tokens,
     Tool,
     Wording,
     silent,
 )
 from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
-from ponder.domains.grid import json_rows, row_wording, rows_schema
+from ponder.domains.grid import json_rows, row_wording, rows_schema, turned
 from ponder.domains.life import boards as life_boards
 from ponder.domains.life import generate as life_generate
-from ponder.domains.life.boards import ALIVE, DEAD, MAX_STEPS, Boards, Examples
+from ponder.domains.life.boards import ALIVE, DEAD, MAX_STEPS, ZERO, Boards, Examples
 from ponder.domains.life.generate import LifeParams
 from ponder.domains.spelling import cells_of
 
@@ -73,6 +75,39 @@ class Life(Domain):
     def __init__(self, params: LifeParams) -> None:
         super().__init__(params)
         self.seq_len = params.seq_len
+
+    @property
+    def geometry(self) -> Geometry:
+        side = self.params.max_side
+        if self.params.min_side < side:
+            return NO_GEOMETRY  # boards of several shapes share the positions
+        torus = self.params.boundary == "torus"
+        steps = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right]
+
+        def neighbours(row: int, column: int) -> tuple[int, ...]:
+            there = [(row + down, column + right) for down, right in steps]
+            if torus:
+                there = [(r % side, c % side) for r, c in there]
+            return tuple(r * (side + 1) + c for r, c in there if 0 <= r < side and 0 <= c < side)
+
+        cells = [(row, column) for row in range(side) for column in range(side)]
+        around = tuple(neighbours(*cell) for cell in cells)
+        told = tuple((row * (side + 1) + column,) for row, column in cells)
+        return Geometry((Relation("around", around, told),), asked=(self.seq_len - 2, self.seq_len - 1), zero=ZERO)
+
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        height, width = self._read(inputs)[0].shape
+        places = np.arange(height * (width + 1)).reshape(height, width + 1)[:, :width].ravel()
+        order = np.arange(self.seq_len)
+        order[places] = places[turned(height, width, rng)]
+        return Symmetry(order)
+
+    def path(self, inputs: Tokens, steps: int) -> Tokens:
+        boards, asked, _ = life_boards.decode(inputs, self.params.max_side)
+        many = np.minimum(np.arange(1, steps + 1), asked[:, None])
+        examples = Examples(np.repeat(np.arange(len(inputs)), steps), many.ravel())
+        after = life_boards.evolve(boards, examples, self.params.boundary == "torus")
+        return life_boards.encode_cells(after, self.seq_len).reshape(len(inputs), steps, self.seq_len)
 
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
         return life_generate.build(self.params, seed, workers, progress)

@@ -19,6 +19,7 @@ from ponder.domains.contract import (
     Params,
     Progress,
     Split,
+    Symmetry,
     Tokens,
     Tool,
     rng_for,
@@ -26,7 +27,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
-from ponder.domains.grid import GridDomain, fit_size, rows_schema
+from ponder.domains.grid import GridDomain, fit_size, rows_schema, turned
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
 from ponder.domains.maze.generate import generate_chunk
 from ponder.domains.maze.paths import (
@@ -92,7 +93,10 @@ class MazeParams(Params):
     )
     folder: str | None = Field(default=None, description=f"folder of train.csv and test.csv ({','.join(COLUMNS)})")
     train: int = Field(default=1_000, ge=1, description="generated training mazes")
-    val: int = Field(default=100, ge=1, description="mazes of the val split, carved from training")
+    val: int = Field(default=100, ge=1, description="mazes of the val split")
+    val_from: Literal["train", "generator"] = Field(
+        default="train", description="carve val from train.csv, or generate it, so that all of train.csv is trained on"
+    )
     test: int = Field(default=1_000, ge=1, description="generated test mazes")
     subsample: int | None = Field(
         default=None, ge=1, description="use only so many mazes of train.csv, drawn by the seed"
@@ -129,12 +133,12 @@ class Maze(GridDomain):
         "S, G, the walls and all other cells stay as they are."
     )
     example = "/".join(EXAMPLE.split())
-    paper_examples = 900
+    paper_examples = 1000
     smoke: ClassVar[Mapping[str, Any]] = {"train": 100, "val": 16, "test": 16}
     Params: ClassVar[type[Params]] = MazeParams
     splits: Mapping[str, Split] = {
         "train": Split("train", "mazes to learn from"),
-        "val": Split("val", "mazes carved from training, for choosing checkpoints"),
+        "val": Split("val", "mazes that are not trained on, for choosing checkpoints"),
         "test": Split("test", "held-out mazes"),
     }
     marks = "o"
@@ -145,6 +149,9 @@ class Maze(GridDomain):
     def __init__(self, params: MazeParams) -> None:
         super().__init__(params, params.height, params.width, "#.SGo")
 
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        return Symmetry(turned(self.height, self.width, rng))
+
     # From rules to arrays -------------------------------------------------------------------------------------------
 
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
@@ -152,16 +159,20 @@ class Maze(GridDomain):
         if p.source == "generate":
             # Training last: asking for more of it leaves the mazes to be judged on as they are.
             counts = {"test": p.test, "val": p.val, "train": p.train}
-            tries = min(max(2**19 // self.seq_len, 64), 8192)
-            inputs, labels = self._generate(sum(counts.values()), tries, seed, SPLITS, workers, progress)
+            inputs, labels = self._generate(sum(counts.values()), self._tries, seed, SPLITS, workers, progress)
             ends = np.cumsum(list(counts.values()))
             built: dict[str, Arrays] = {
                 split: {"inputs": inputs[end - count : end], "labels": labels[end - count : end]}
                 for (split, count), end in zip(counts.items(), ends, strict=True)
             }
         else:
-            built = self._from_csvs(seed, progress)
+            built = self._from_csvs(seed, workers, progress)
         return {split: built[split] for split in self.splits}
+
+    @property
+    def _tries(self) -> int:
+        """Mazes tried in one piece of work."""
+        return min(max(2**19 // self.seq_len, 64), 8192)
 
     def sample(self, seed: int, count: int) -> tuple[Tokens, Tokens]:
         return self._generate(count, min(2 * count + 16, 512), seed, SAMPLE, 1, silent)
@@ -192,7 +203,7 @@ class Maze(GridDomain):
         inputs = np.stack(list(islice(found.values(), count)))
         return inputs, self._labels(inputs)
 
-    def _from_csvs(self, seed: int, progress: Progress) -> dict[str, Arrays]:
+    def _from_csvs(self, seed: int, workers: int, progress: Progress) -> dict[str, Arrays]:
         p = self.params
         names = ["train.csv", "test.csv"]
         paths = hub_csvs(REPO, names) if p.source == "hub" else {name: Path(p.folder or "") / name for name in names}
@@ -201,18 +212,27 @@ class Maze(GridDomain):
         once = np.zeros(len(keys), dtype=np.bool_)
         once[np.unique(puzzle_keys(rest["inputs"]), return_index=True)[1]] = True
         index = rng_for(seed, CARVE).permutation(np.flatnonzero(once & ~np.isin(keys, self._keys(test["inputs"]))))
-        val, train = index[: p.val], index[p.val :]
+        carved = p.val if p.val_from == "train" else 0
+        val, train = index[:carved], index[carved:]
         # A file may hold a maze turned and mirrored: all its images stay on one side.
         train = train[~np.isin(keys[train], keys[val])]
         if not len(train):
             raise UserError(
                 f"{paths['train.csv']} has {len(index)} different mazes that are not in test.csv, too few to carve "
-                f"{p.val} for val; set a smaller val"
+                f"{carved} for val; set a smaller val"
             )
         if p.subsample is not None and p.subsample > len(train):
             raise UserError(f"subsample {p.subsample} is more than the {len(train)} training mazes there are")
         parts = {"train": np.sort(train[: p.subsample]), "val": np.sort(val)}
-        return {"test": test} | {split: {k: v[part] for k, v in rest.items()} for split, part in parts.items()}
+        built = {"test": test} | {split: {k: v[part] for k, v in rest.items()} for split, part in parts.items()}
+        if p.val_from == "generator":
+            taken = np.concatenate([keys, self._keys(test["inputs"])])
+            inputs, labels = self._generate(2 * p.val, self._tries, seed, SPLITS, workers, progress)
+            fresh = np.flatnonzero(~np.isin(self._keys(inputs), taken))[: p.val]
+            if len(fresh) < p.val:
+                raise UserError(f"too few mazes of this size are in neither CSV file to generate {p.val} for val")
+            built["val"] = {"inputs": inputs[fresh], "labels": labels[fresh]}
+        return built
 
     def _read(self, path: Path, progress: Progress) -> Arrays:
         pieces: list[tuple[Tokens, Tokens]] = []

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from ponder.base.errors import UserError
@@ -13,10 +14,12 @@ from ponder.base.geometry import Geometry, Relation
 from ponder.domains.contract import (
     Arrays,
     Bools,
+    Guided,
     Json,
     Params,
     Progress,
     Split,
+    Symmetry,
     Tokens,
     Tool,
     Wording,
@@ -26,7 +29,7 @@ from ponder.domains.contract import (
 )
 from ponder.domains.grid import GridDomain, row_wording, rows_schema
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
-from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, shape_of, solve, unit_name
+from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, guided, shape_of, solve, unit_name
 
 REPO = "sapientinc/sudoku-extreme"
 COLUMNS = ("source", "question", "answer", "rating")
@@ -100,6 +103,20 @@ class Sudoku(GridDomain):
         rows, columns, boxes = np.split(self.units, 3)
         relations = (Relation.units("line", [*rows, *columns]), Relation.units("box", boxes))
         return Geometry(relations, tuple(range(FIRST, FIRST + self.size)))
+
+    def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
+        """Digits renamed, rows moved within their band, bands moved, columns likewise, and the board transposed."""
+        high, wide = BOXES[self.size]
+        lines = [
+            np.concatenate([band * depth + rng.permutation(depth) for band in rng.permutation(self.size // depth)])
+            for depth in (high, wide)
+        ]
+        cells = np.arange(self.seq_len).reshape(self.size, self.size)[np.ix_(*lines)]
+        if high == wide and rng.integers(2):
+            cells = cells.T
+        rename = np.arange(len(self.vocab), dtype=np.uint8)
+        rename[FIRST:] = FIRST + rng.permutation(self.size)
+        return Symmetry(cells.ravel(), rename)
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
@@ -233,6 +250,10 @@ class Sudoku(GridDomain):
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         return solve(self.size, inputs, limit)
+
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
+        answer, guesses = guided(self.size, inputs, logits)
+        return Guided(answer, guesses, guided(self.size, inputs, None)[1])
 
     # For language models --------------------------------------------------------------------------------------------
 

@@ -3,11 +3,14 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ponder.domains.contract import Arrays, Ints, Tokens, rng_for
 
+Floats = npt.NDArray[np.floating[Any]]
 EMPTY = 1
 FIRST = 2
 """The token of digit 1."""
@@ -99,10 +102,13 @@ def propagate(shape: Shape, boards: Boards) -> bool:
     return True
 
 
-def search(shape: Shape, boards: Boards, rng: np.random.Generator | None = None) -> tuple[Boards, int]:
+def search(
+    shape: Shape, boards: Boards, rng: np.random.Generator | None = None, scores: Floats | None = None
+) -> tuple[Boards, int]:
     """The first solution and the number of guesses: values tried on a cell with the fewest candidates.
 
-    Without `rng` values are tried in ascending order, with it in random order. No solution: no boards.
+    Without `rng` values are tried in ascending order, with it in random order. With `scores`, [cells, digits], the
+    best is tried first, and of the cells with the fewest candidates the one whose best is best. No solution: no boards.
     """
     size, guesses = shape.size, -1
     stack = [boards]
@@ -120,7 +126,11 @@ def search(shape: Shape, boards: Boards, rng: np.random.Generator | None = None)
             return boards, guesses
         cells = at_least[fewest] & ~at_least[fewest + 1]
         cell = cells & -cells
+        if scores is not None:
+            cell = _surest(shape, boards, cells, scores)
         values = [digit for digit in range(size) if boards[digit] & cell]
+        if scores is not None:
+            values.sort(key=lambda digit: -scores[cell.bit_length() - 1, digit])
         if rng is not None:
             values = rng.permutation(values).tolist()
         for value in reversed(values):
@@ -128,6 +138,13 @@ def search(shape: Shape, boards: Boards, rng: np.random.Generator | None = None)
             trial[value] = boards[value]
             stack.append(trial)
     return [], guesses
+
+
+def _surest(shape: Shape, boards: Boards, cells: int, scores: Floats) -> int:
+    """The cell, as a bit, whose best candidate has the highest score."""
+    each = [cell for cell in range(shape.size**2) if cells >> cell & 1]
+    best = [max(scores[cell, digit] for digit in range(shape.size) if boards[digit] >> cell & 1) for cell in each]
+    return 1 << each[int(np.argmax(best))]
 
 
 def boards_of(shape: Shape, inputs: Tokens) -> Boards:
@@ -158,12 +175,27 @@ def solved_board(size: int, rng: np.random.Generator) -> Tokens:
             box = start[i * rows : (i + 1) * rows, i * columns : (i + 1) * columns]
             box[:] = FIRST + rng.permutation(size).reshape(rows, columns)
         boards, _ = search(shape, boards_of(shape, start.ravel()), rng)
+    return _tokens(size, boards)
+
+
+def _tokens(size: int, boards: Boards) -> Tokens:
+    """The answer that a solution of `search` is."""
     answer = np.zeros(size * size, dtype=np.uint8)
     for digit in range(size):
         while boards[digit]:
             answer[boards[digit].bit_length() - 1] = FIRST + digit
             boards[digit] ^= 1 << boards[digit].bit_length() - 1
     return answer
+
+
+def guided(size: int, inputs: Tokens, scores: Floats | None) -> tuple[Tokens | None, int]:
+    """A solution by the plain search and its guesses, with scores of all symbols at all cells or without; None where
+    there is none. All values of a cell are tried in the end, so that bad scores cost time and nothing else."""
+    shape = shape_of(size)
+    if scores is not None:
+        scores = scores[:, FIRST:] - np.logaddexp.reduce(scores[:, FIRST:], axis=1, keepdims=True)
+    found, guesses = search(shape, boards_of(shape, inputs), scores=scores)
+    return (_tokens(size, found) if found else None), guesses
 
 
 # Uniqueness by SAT ------------------------------------------------------------------------------------------------
@@ -188,6 +220,20 @@ def rules(size: int) -> list[list[int]]:
             clauses.add(tuple(places))
             clauses |= {(-a, -b) for a in places for b in places if a < b}
     return [list(clause) for clause in sorted(clauses)]
+
+
+def sat_effort(size: int, inputs: Tokens, guess: Tokens | None) -> tuple[int, int]:
+    """Decisions and conflicts of the SAT solver until the first solution, by itself or with a guess as its phases."""
+    from pysat.solvers import Solver
+
+    clues = [[variable(size, cell, int(t))] for cell, t in enumerate(inputs) if t >= FIRST]
+    with Solver(name="cadical153", bootstrap_with=[*rules(size), *clues]) as solver:
+        if guess is not None:
+            true = {variable(size, cell, int(t)) for cell, t in enumerate(guess) if FIRST <= t < FIRST + size}
+            solver.set_phases([v if v in true else -v for v in range(1, size**3 + 1)])
+        solver.solve()
+        effort = solver.accum_stats()
+        return effort["decisions"], effort["conflicts"]
 
 
 def solve(size: int, inputs: Tokens, limit: int) -> list[Tokens]:

@@ -3,16 +3,17 @@
 import { Api } from "./api.js";
 import { Arithmetic } from "./arithmetic.js";
 import { draw } from "./chart.js";
-import { $, calm, count, h, percent } from "./dom.js";
+import { $, calm, count, h, Misfit, percent } from "./dom.js";
 import { Life } from "./life.js";
 import { Maze } from "./maze.js";
 import { Plain } from "./plain.js";
 import { Player } from "./player.js";
-import { Symbols } from "./symbols.js";
+import { Sudoku, Symbols } from "./symbols.js";
 
-const VIEWS = { sudoku: Symbols, maze: Maze, life: Life, arithmetic: Arithmetic }; // in the order they are offered
+const VIEWS = { sudoku: Sudoku, maze: Maze, life: Life, arithmetic: Arithmetic }; // in the order they are offered
 const viewOf = (model) => VIEWS[model.domain] ?? (model.board ? Symbols : Plain);
 const titleOf = (domain) => VIEWS[domain]?.title ?? `${domain[0].toUpperCase()}${domain.slice(1)}`;
+const words = (text) => viewOf(model).words?.(text) ?? text;
 const order = (domain) => [...Object.keys(VIEWS), domain].indexOf(domain);
 
 const api = new Api(askToken);
@@ -39,13 +40,31 @@ function sayError(error) {
 }
 
 function invite() {
-  say("idle", "Ready when you are", "Enter a puzzle or take a random one, then press Solve.");
+  say("idle", "Ready when you are", view.complaint || "Enter a puzzle or take a random one, then press Solve or the Enter key.");
+  explain();
+}
+
+// What the colours mean that are on the board now.
+const LOOKS = {
+  given: "given",
+  filled: "filled in by the model",
+  path: "the model's path",
+  changed: "changed in this step",
+  spoilt: "a given that the model changed",
+  wrong: "against the rules",
+};
+
+function explain() {
+  const seen = Object.keys(LOOKS).filter((look) => $("view").querySelector(`.${look}:not(.swatch)`));
+  const told = seen.length === 1 && seen[0] === "given" ? [] : seen;
+  $("colours").replaceChildren(...told.map((look) => h("li", {}, h("i", { class: `sample ${look}`, "aria-hidden": "true" }), LOOKS[look])));
 }
 
 // A step's verdict is its own: a board that the checker refuses never stands beside the word "correct".
 function render(frame, before, playing) {
   const last = frame === player.frames.at(-1) && answer !== null;
-  const changes = view.show(view instanceof Plain && last ? answer.text : frame.answer, before, frame.svg);
+  const changes = view.show(view instanceof Plain && last ? answer.text : frame.answer, before, frame.svg, frame.valid === false);
+  explain();
   $("verdict").setAttribute("aria-busy", String(playing));
   if (frame.kind === "puzzle") say("idle", "The puzzle, before the first step");
   else if (last) conclude();
@@ -59,7 +78,8 @@ function judged(frame) {
 }
 
 function conclude() {
-  const { verified, by, note, steps, confidence } = answer;
+  const { verified, by, steps, confidence } = answer;
+  const note = words(answer.note);
   const sure = confidence === null ? "" : ` at ${percent(confidence, 1)} confidence`;
   if (by === "exact") say("exact", "Answered by exact solver", sentence(note));
   else if (verified) say("good", "Checked: correct", [`The model answered in ${count(steps, "step")}${sure}.`, sentence(note)].join(" "));
@@ -101,7 +121,7 @@ function choose(chosen) {
   $("model").replaceChildren(...peers.map(({ name }) => h("option", { value: name, selected: name === model.name }, name)));
   const facts = [model.parameters && `${model.parameters.toLocaleString("en")} parameters`, model.max_steps && `trained to think ${count(model.max_steps, "step")}`];
   $("about").textContent = facts.filter(Boolean).join(" · ");
-  $("rules").textContent = model.rules;
+  $("rules").textContent = words(model.rules);
   $("fallback").disabled = !model.exact;
   $("fallback").checked &&= model.exact;
   $("steps").max = model.budget;
@@ -110,7 +130,7 @@ function choose(chosen) {
   $("paste-hint").textContent = viewOf(model).hint;
   view = new (viewOf(model))(model.params ?? {}, edited, model.board);
   $("view").replaceChildren(view.element);
-  draw($("chart"), model, null);
+  draw($("chart"), model, null, words);
   for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;
   forget();
 }
@@ -134,7 +154,7 @@ function forget() {
 function edited() {
   stop();
   forget();
-  draw($("chart"), model, null);
+  draw($("chart"), model, null, words);
   clearTimeout(remembering);
   remembering = setTimeout(remember, 200); // browsers refuse a new address for every cell of a stroke
 }
@@ -146,15 +166,23 @@ function remember() {
 
 // Show a puzzle given as text, with the first model of the domain that can read it.
 function put(text) {
-  const able = [model, ...models.filter((m) => m.domain === model.domain)].find((m) => {
+  const peers = [model, ...models.filter((m) => m.domain === model.domain)];
+  const errors = [];
+  const able = peers.find((m) => {
     try {
       viewOf(m).read(text, m.params ?? {}, m.board);
       return true;
-    } catch {
+    } catch (error) {
+      errors.push(error);
       return false;
     }
   });
-  if (able && able !== model) choose(able);
+  if (!able) {
+    const sizes = [...new Set(peers.map((m) => viewOf(m).takes(m.params ?? {}, m.board)))];
+    const odd = errors.find((error) => !(error instanceof Misfit)) ?? errors[0];
+    throw odd instanceof Misfit && sizes.length > 1 ? new Error(`${odd.message} No model here takes that; there are models for ${sizes.join(", ")}.`) : odd;
+  }
+  if (able !== model) choose(able);
   view.load(text);
   edited();
 }
@@ -197,7 +225,7 @@ async function solve() {
     if (got.by === "exact") player.add({ kind: "exact", answer: got.answer, svg: got.svg, confidence: null, valid: got.verified });
     player.finish();
     sayHalting();
-    draw($("chart"), model, got.steps);
+    draw($("chart"), model, got.steps, words);
   } catch (error) {
     if (error.name === "AbortError" || running !== mine) return;
     player.reset();
@@ -269,6 +297,15 @@ function listen() {
   $("paste-box").addEventListener("submit", (event) => {
     event.preventDefault();
     paste($("paste-text").value);
+  });
+  // Enter solves, from the board, a field of the puzzle or where nothing has the focus.
+  document.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" || event.repeat || event.isComposing || view === null || running !== null) return;
+    const plain = !(event.shiftKey || event.ctrlKey || event.metaKey || event.altKey);
+    const long = event.target.matches("textarea#plain") && (event.ctrlKey || event.metaKey);
+    if (!long && !(plain && event.target.matches("body, .puzzle .cell, .puzzle input:not([type=checkbox])"))) return;
+    event.preventDefault();
+    solve();
   });
   // Ctrl+V anywhere but in a text field.
   document.addEventListener("paste", (event) => {

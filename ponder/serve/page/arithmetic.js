@@ -1,6 +1,6 @@
 // Arithmetic: an expression in reverse Polish order whose operators are sought, shown the way one reads it, too.
 
-import { h } from "./dom.js";
+import { h, Misfit } from "./dom.js";
 
 const SIGNS = { "+": "+", "-": "−", "*": "×", "/": "÷" };
 
@@ -8,12 +8,18 @@ export class Arithmetic {
   static title = "Arithmetic";
   static hint = "Digits and a ? for every operator in reverse Polish order, then = and the value: 3 4 ? 5 ? = 17";
 
-  static read(text) {
+  static takes({ min_operands: least, max_operands: most }) {
+    return least === most ? `${least} operands` : `${least} to ${most} operands`;
+  }
+
+  static read(text, { min_operands: least, max_operands: most }) {
     const [, expression, value] = /^([^=]*)=\s*(\d*)\s*$/.exec(text.trim()) ?? [];
     if (expression === undefined) throw new Error("Write the expression, = and a whole number, as in 3 4 ? 5 ? = 17");
     const symbols = [...expression.replaceAll(/\s/g, "")];
     const odd = symbols.find((symbol) => !/[1-9?]/.test(symbol));
     if (odd) throw new Error(`“${odd}” is neither a digit from 1 to 9 nor ?.`);
+    const operands = symbols.filter((symbol) => symbol !== "?").length;
+    if (symbols.length && (operands < least || operands > most)) throw new Misfit(`This has ${operands} operands, the model takes ${Arithmetic.takes({ min_operands: least, max_operands: most })}.`);
     return { expression: symbols.join(" "), value };
   }
 
@@ -50,7 +56,7 @@ export class Arithmetic {
   }
 
   load(text) {
-    const { expression, value } = Arithmetic.read(text);
+    const { expression, value } = Arithmetic.read(text, this.params);
     [this.expression.value, this.value.value] = [expression, value];
     this.show(null, null);
   }
@@ -59,7 +65,7 @@ export class Arithmetic {
     this.load(" = ");
   }
 
-  show(answer, before) {
+  show(answer, before, _, refused) {
     let changes = 0;
     const then = before?.expression.split(" ");
     const sought = [...this.expression.value.replaceAll(/\s/g, "")];
@@ -68,11 +74,11 @@ export class Arithmetic {
       if (sought[i] !== "?") return [symbol];
       const changed = then !== undefined && symbol !== then[i];
       changes += changed;
-      const look = changed ? "changed" : symbol === "?" ? "open" : "filled";
+      const look = `${changed ? "changed" : symbol === "?" ? "open" : "filled"}${refused ? " wrong" : ""}`;
       return [h("b", { class: `operator ${look}` }, SIGNS[symbol] ?? symbol)];
     });
     const read = infix(pieces, sought);
-    const shown = [...(read ?? pieces.flatMap((piece) => [...piece, " "])), " = ", this.value.value || "…"];
+    const shown = [...(read ?? pieces.flatMap((piece) => [...piece, " "])), refused ? " ≠ " : " = ", this.value.value || "…"];
     this.formula.classList.toggle("raw", read === null);
     this.formula.replaceChildren(...shown);
     this.formula.setAttribute("aria-label", this.formula.textContent);

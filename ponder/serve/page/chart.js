@@ -1,11 +1,11 @@
 // How accuracy and compute trade: the share of test puzzles that are right after each step, from the model's card.
 
-import { count, percent, svg } from "./dom.js";
+import { count, h, percent, svg } from "./dom.js";
 
 const [WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM] = [420, 210, 44, 14, 22, 40];
 
-// `taken` is the number of steps of the present puzzle, or null.
-export function draw(figure, model, taken) {
+// `taken` is the number of steps of the present puzzle, or null; `words` puts the domain's sentences into the page's words.
+export function draw(figure, model, taken, words) {
   const points = model.card?.by_step ?? [];
   const caption = document.createElement("figcaption");
   if (!points.length) {
@@ -44,13 +44,26 @@ export function draw(figure, model, taken) {
   const best = points.reduce((a, b) => (b.valid > a.valid ? b : a));
   const present = points.find(({ step }) => step === taken);
   const { card } = model;
-  const n = card.accuracy?.[card.by_step_split]?.n;
+  const split = card.by_step_split;
+  const { n, about } = card.accuracy?.[split] ?? {};
+  const which = about && split !== "test" ? ` (${split}: ${words(about)})` : "";
   caption.textContent =
-    `${n ? `Of ${n.toLocaleString("en")} test puzzles` : "Test puzzles"} answered right: ${percent(first.valid, 1)} after ${count(first.step, "step")}` +
+    "Each dot is the share of test puzzles whose answer is right after so many steps of thought. " +
+    `${n ? `Of ${n.toLocaleString("en")} test puzzles` : "Test puzzles"}${which} answered right: ${percent(first.valid, 1)} after ${count(first.step, "step")}` +
     (best.step > first.step ? `, ${percent(best.valid, 1)} after ${count(best.step, "step")}.` : ".") +
     (present ? ` This one took ${count(taken, "step")}; by then ${percent(present.valid, 1)} are right.` : "") +
-    (card.limits ? ` Limits: ${card.limits}` : "");
-  figure.replaceChildren(picture, caption);
+    (card.limits ? ` Limits: ${words(card.limits)}` : "");
+  figure.replaceChildren(picture, caption, ...splits(card, words));
+}
+
+// What the names of the splits mean, and how the model does on each.
+function splits({ accuracy, max_steps: steps }, words) {
+  const rows = Object.entries(accuracy ?? {}).filter(([, { valid }]) => valid);
+  if (!rows.length) return [];
+  const lines = rows.map(([name, { about, n, valid }]) =>
+    h("li", {}, h("b", {}, name), ` ${words(about)}: `, h("b", {}, percent(valid.value, 1)), ` of ${n.toLocaleString("en")}`),
+  );
+  return [h("details", {}, h("summary", {}, "How it does on which puzzles"), h("p", { class: "hint" }, `Right after ${count(steps, "step")}, as many as it was trained with:`), h("ul", { class: "splits" }, ...lines))];
 }
 
 function marks(first, last) {

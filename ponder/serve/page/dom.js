@@ -22,6 +22,9 @@ function dress(element, attributes, children) {
   return element;
 }
 
+// A puzzle of a size that this model does not take; another may.
+export class Misfit extends Error {}
+
 export const percent = (share, digits = 0) => `${(100 * share).toFixed(digits)}%`;
 export const count = (n, one) => `${n} ${one}${n === 1 ? "" : "s"}`;
 export const calm = () => matchMedia("(prefers-reduced-motion: reduce)").matches;

@@ -1,6 +1,7 @@
-// The Game of Life: the board to start from, and beside it the model's board after so many steps.
+// The Game of Life: the board to start from, and beside it the model's board so many generations later. The page says
+// generation where the domain says step: a step, here, is one of the model's.
 
-import { count, h } from "./dom.js";
+import { count, h, Misfit } from "./dom.js";
 import { Grid, rowsOf } from "./grid.js";
 
 const ALIVE = "Oo1";
@@ -8,18 +9,26 @@ const LIMIT = 99; // two digits in the puzzle's text
 
 export class Life {
   static title = "Life";
-  static hint = "Rows of . and O apart by / or line breaks, then a colon and the number of steps: .../OOO/...:01";
+  static hint = "Rows of . and O apart by / or line breaks, then a colon and the number of generations: .../OOO/...:01";
+
+  static words(text) {
+    return text.replaceAll(/\bstep(s?)\b/g, "generation$1");
+  }
+
+  static takes({ min_side: least, max_side: most }) {
+    return least === most ? `${least}×${least}` : `sides of ${least} to ${most}`;
+  }
 
   static read(text, { min_side: least, max_side: most }) {
     const [, board, number] = /^([^:]*):\s*(\d{1,2})\s*$/.exec(text.trim()) ?? [];
-    if (board === undefined) throw new Error("Write the board, a colon and the number of steps, as in .../OOO/...:01");
+    if (board === undefined) throw new Error("Write the board, a colon and the number of generations, as in .../OOO/...:01");
     const rows = rowsOf(board);
     const odd = /[^.0Oo1]/.exec(rows.join(""));
     if (odd) throw new Error(`“${odd[0]}” is neither . (dead) nor O (alive).`);
     if (rows.some((row) => row.length !== rows[0].length)) throw new Error("The rows of the board differ in length.");
     const sides = [rows.length, rows[0]?.length ?? 0];
     if (sides.some((side) => side < least || side > most)) {
-      throw new Error(`The board is ${sides.join("×")}; its sides may be ${least === most ? least : `${least} to ${most}`}.`);
+      throw new Misfit(`The board is ${sides.join("×")}; its sides may be ${least === most ? least : `${least} to ${most}`}.`);
     }
     return { rows: rows.map((row) => [...row].map((cell) => Number(ALIVE.includes(cell)))), steps: Number(number) };
   }
@@ -29,7 +38,7 @@ export class Life {
     this.edited = edited;
     this.steps = h("input", { type: "number", id: "life-steps", min: 1, max: LIMIT, value: 1, inputmode: "numeric", oninput: () => this.#changed() });
     this.boards = h("div", { class: "boards" });
-    const settings = [h("label", { for: "life-steps" }, "Steps ahead ", this.steps)];
+    const settings = [h("label", { for: "life-steps" }, "Generations ahead ", this.steps)];
     if (params.min_side < params.max_side) {
       this.sides = ["Rows", "Columns"].map((name) =>
         h("input", { type: "number", min: params.min_side, max: params.max_side, inputmode: "numeric", "aria-label": name, onchange: () => this.#resize() }),
@@ -56,20 +65,41 @@ export class Life {
     this.#lay(Array.from({ length: side }, () => Array(side).fill(0)));
   }
 
-  show(answer, before) {
+  show(answer, before, _, refused) {
     this.given.flat().forEach((cell, i) => this.grid.paint(i, "", cell ? "alive" : "dead", cell ? "alive" : "dead"));
     const k = Number(this.steps.value) || 0;
-    this.caption.textContent = `After ${count(k, "step")}`;
+    this.caption.textContent = `After ${count(k, "generation")}`;
     const [now, then] = [answer?.board.flat(), before?.board.flat()];
+    const truth = refused ? this.#after(k).flat() : now;
     let changes = 0;
     this.given.flat().forEach((_, i) => {
       const cell = now?.[i];
       const look = answer === null ? "unknown" : cell === null ? "odd" : cell ? "alive" : "dead";
       const changed = then !== undefined && cell !== then[i];
       changes += changed;
-      this.after.paint(i, look === "odd" ? "?" : "", changed ? `${look} changed` : look, look === "odd" ? "no cell" : look);
+      const wrong = refused && cell !== truth[i];
+      const looks = [look, changed && "changed", wrong && "wrong"].filter(Boolean).join(" ");
+      this.after.paint(i, look === "odd" ? "?" : "", looks, `${look === "odd" ? "no cell" : look}${wrong ? ", wrong" : ""}`);
     });
     return changes;
+  }
+
+  // The board so many generations on, by the rules.
+  #after(generations) {
+    const [height, width] = [this.given.length, this.given[0].length];
+    const torus = this.params.boundary === "torus";
+    const at = (board, r, c) => (torus ? board[(r + height) % height][(c + width) % width] : (board[r]?.[c] ?? 0));
+    let board = this.given;
+    for (let k = 0; k < generations; k += 1) {
+      board = board.map((row, r) =>
+        row.map((cell, c) => {
+          let near = -cell;
+          for (const dr of [-1, 0, 1]) for (const dc of [-1, 0, 1]) near += at(board, r + dr, c + dc);
+          return Number(near === 3 || (near === 2 && cell === 1));
+        }),
+      );
+    }
+    return board;
   }
 
   #lay(rows) {
@@ -81,7 +111,7 @@ export class Life {
       label: "Board to start from. Arrow keys move, Space toggles a cell.",
       kind: "life",
       press: (index, dragging) => this.#press(index, dragging),
-      key: (index, key) => (key === " " || key === "Enter") && this.#press(index, false),
+      key: (index, key) => key === " " && this.#press(index, false),
     });
     this.after = new Grid({ ...shape, label: "Board the model predicts", kind: "life after" });
     this.caption = h("p", { class: "caption" });

@@ -1,6 +1,6 @@
 // Maze: paint walls, place the start and the goal.
 
-import { h } from "./dom.js";
+import { h, Misfit } from "./dom.js";
 import { Grid, rowsOf } from "./grid.js";
 
 const TOOLS = { "#": "Wall", ".": "Free", S: "Start", G: "Goal" };
@@ -15,7 +15,7 @@ export class Maze {
     const uneven = rows.findIndex((row) => row.length !== width);
     if (rows.length !== height || uneven >= 0) {
       const got = uneven >= 0 ? `row ${uneven + 1} of this text has ${rows[uneven].length}` : `this text has ${rows.length} rows`;
-      throw new Error(`The maze is ${height} rows of ${width} cells, ${got}.`);
+      throw new Misfit(`The maze is ${height} rows of ${width} cells, ${got}.`);
     }
     const cells = [...rows.join("")];
     const odd = cells.findIndex((cell) => !(cell in TOOLS));
@@ -24,6 +24,10 @@ export class Maze {
       throw new Error(`“${cells[odd]}” in ${place} is none of # . S G.`);
     }
     return cells;
+  }
+
+  static takes({ height, width }) {
+    return `${height}×${width}`;
   }
 
   constructor(params, edited) {
@@ -66,17 +70,29 @@ export class Maze {
     this.load(`S${".".repeat(height * width - 2)}G`);
   }
 
-  show(answer, before) {
+  show(answer, before, _, refused) {
     let changes = 0;
     const [now, then] = [this.#cells(answer), this.#cells(before)];
+    const astray = refused ? this.#astray(now) : new Set();
     now.forEach((cell, i) => {
       const changed = before !== null && cell !== then[i];
       changes += changed;
       const spoilt = cell !== this.given[i] && !(this.given[i] === "." && cell === "o");
-      const look = [LOOKS[cell] ?? "odd", changed && "changed", spoilt && "spoilt"].filter(Boolean).join(" ");
-      this.grid.paint(i, { S: "S", G: "G", "?": "?" }[cell] ?? "", look, LOOKS[cell] ?? "no symbol");
+      const look = [LOOKS[cell] ?? "odd", changed && "changed", spoilt && "spoilt", astray.has(i) && "wrong"].filter(Boolean).join(" ");
+      this.grid.paint(i, { S: "S", G: "G", "?": "?" }[cell] ?? "", look, `${LOOKS[cell] ?? "no symbol"}${astray.has(i) ? ", wrong" : ""}`);
     });
     return changes;
+  }
+
+  // What is wrong with a path: where it ends before it should and what does not hang on the start, else all of it.
+  #astray(cells) {
+    const { width } = this.params;
+    const path = cells.flatMap((cell, i) => (cell === "o" ? [i] : []));
+    const near = (i) => [i - width, i + width, i % width ? i - 1 : -1, (i + 1) % width ? i + 1 : -1].filter((j) => "oSG".includes(cells[j] ?? "#"));
+    const reached = new Set([cells.indexOf("S")]);
+    for (const i of reached) for (const j of i < 0 ? [] : near(i)) reached.add(j);
+    const loose = path.filter((i) => !reached.has(i) || near(i).length < 2);
+    return new Set(loose.length ? loose : path);
   }
 
   #rows(cells) {
@@ -96,7 +112,7 @@ export class Maze {
   }
 
   #key(index, key) {
-    const symbol = key === " " || key === "Enter" ? this.tool : key.length === 1 ? key.toUpperCase() : "";
+    const symbol = key === " " ? this.tool : key.length === 1 ? key.toUpperCase() : "";
     if (symbol === "#" && this.given[index] === "#" && key !== "#") this.#put(index, ".");
     else if (symbol in TOOLS) this.#put(index, symbol);
     else return false;

@@ -6,6 +6,10 @@ export class Plain {
   static title = null;
   static hint = "The puzzle as this domain writes it; see the rules.";
 
+  static takes() {
+    return "its own puzzles";
+  }
+
   static read(text) {
     return text;
   }

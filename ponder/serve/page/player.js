@@ -98,7 +98,8 @@ export class Player {
     $("slider").setAttribute("aria-valuetext", where);
     $("play").textContent = this.timer === null ? (this.at === this.last ? "Replay" : "Play") : "Pause";
     $("confidence").hidden = frame.confidence === null;
-    $("meter").value = frame.confidence ?? 0;
+    $("meter").setAttribute("aria-valuenow", frame.confidence ?? 0);
+    $("meter").style.setProperty("--value", frame.confidence ?? 0);
     $("confidence-text").textContent = frame.confidence === null ? "" : percent(frame.confidence, 1);
     $("strip").childNodes.forEach((bar, i) => bar.classList.toggle("here", i === this.at));
   }

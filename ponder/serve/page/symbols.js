@@ -1,6 +1,6 @@
 // Symbols on a grid or in a line, as the domain describes them (`board` of /v1/models): type them, or pick them from the pad.
 
-import { h } from "./dom.js";
+import { h, Misfit } from "./dom.js";
 import { Grid } from "./grid.js";
 
 const BLANK = ".";
@@ -16,7 +16,7 @@ export class Symbols {
     const { rows, columns } = board;
     if (board.sequence ? cells.length > columns : cells.length !== rows * columns) {
       const size = board.sequence ? `This takes up to ${columns} symbols` : `A ${rows}×${columns} grid has ${rows * columns} cells`;
-      throw new Error(`${size}, this text has ${cells.length}.`);
+      throw new Misfit(`${size}, this text has ${cells.length}.`);
     }
     const odd = cells.findIndex((cell) => !board.symbols.includes(cell));
     if (odd >= 0) {
@@ -24,6 +24,10 @@ export class Symbols {
       throw new Error(`“${cells[odd]}” in ${place} is none of ${[...board.symbols].join(" ")}`);
     }
     return cells;
+  }
+
+  static takes(_, { rows, columns, sequence }) {
+    return sequence ? `up to ${columns} symbols` : `${rows}×${columns}`;
   }
 
   constructor(_, edited, board) {
@@ -50,21 +54,29 @@ export class Symbols {
     this.load(sequence ? "" : (this.fills ? BLANK : symbols[0]).repeat(rows * columns));
   }
 
-  // An answer (null: the puzzle alone), with what differs from the answer before it set off. Returns how many cells do.
-  show(answer, before) {
+  // Which cells break a rule that the page knows.
+  clashes() {
+    return new Set();
+  }
+
+  // An answer (null: the puzzle alone), with what differs from the answer before it set off, and what is wrong with one that
+  // the checker refused. Returns how many cells differ.
+  show(answer, before, _, refused) {
     let changes = 0;
     const [high, wide] = this.board.boxes ?? [Infinity, Infinity];
     const [now, then] = [this.#cells(answer), this.#cells(before)];
+    const clashes = answer === null || refused ? this.clashes(now) : new Set();
+    this.complaint = answer === null && clashes.size ? "The marked cells clash: a digit stands twice in a row, a column or a box." : "";
     now.forEach((symbol, i) => {
       const [r, c] = [Math.floor(i / this.grid.columns), i % this.grid.columns];
       const given = this.fills && this.given[i] !== BLANK;
       const spoilt = given && symbol !== this.given[i];
       const changed = before !== null && symbol !== then[i];
       changes += changed;
-      const look = [given || answer === null ? "given" : "filled", changed && "changed", spoilt && "spoilt"];
+      const look = [given || answer === null ? "given" : "filled", changed && "changed", spoilt && "spoilt", clashes.has(i) && "wrong"];
       look.push(r % high === 0 && r > 0 && "over", c % wide === 0 && c > 0 && "left");
       const empty = this.fills && symbol === BLANK;
-      const spoken = empty ? "empty" : `${symbol}${given ? ", given" : ""}${changed ? ", changed" : ""}`;
+      const spoken = empty ? "empty" : `${symbol}${given ? ", given" : ""}${changed ? ", changed" : ""}${clashes.has(i) ? ", clashes" : ""}`;
       this.grid.paint(i, empty ? "" : symbol, look.filter(Boolean).join(" "), spoken);
     });
     return changes;
@@ -125,5 +137,24 @@ export class Symbols {
     this.show(null, null);
     this.edited();
     return true;
+  }
+}
+
+// No digit twice in a row, a column or a box.
+export class Sudoku extends Symbols {
+  static title = "Sudoku";
+
+  clashes(cells) {
+    const { columns, boxes, symbols } = this.board;
+    const seen = new Map();
+    cells.forEach((cell, i) => {
+      if (cell === BLANK || !symbols.includes(cell)) return;
+      const [r, c] = [Math.floor(i / columns), i % columns];
+      for (const unit of [`row ${r}`, `column ${c}`, `box ${Math.floor(r / boxes[0])} ${Math.floor(c / boxes[1])}`]) {
+        const key = `${unit} ${cell}`;
+        seen.set(key, [...(seen.get(key) ?? []), i]);
+      }
+    });
+    return new Set([...seen.values()].filter((places) => places.length > 1).flat());
   }
 }
