@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: quickstart test test-slow test-portable browser lint types clean same-python
+.PHONY: docs quickstart test test-slow test-portable browser lint types clean same-python
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ponder quickstart
@@ -21,6 +21,10 @@ test-portable: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow
+
+# site/index.html: these pages with a search that needs no server.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m tools.site
 
 # The page is tested in a real browser: Debian's chromium, installed here where that is possible.
 browser:
@@ -54,5 +58,9 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) --editable '.[test]'
 	touch $@
 
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .hypothesis

@@ -99,8 +99,7 @@ def mlflow(kept: Kept) -> SimpleNamespace:
         run_id: str | None = None, run_name: str | None = None, tags: dict[str, Any] | None = None
     ) -> SimpleNamespace:
         assert experiments[-1] == "ponder" and (run_id is None) != (run_name is None)
-        kept.name, kept.about = run_name or kept.name, {"id": run_id or "given", "tags": tags}
-        kept.closed = False
+        kept.name, kept.about = run_name or "resumed", {"id": run_id or "given", "tags": tags}
         return SimpleNamespace(info=SimpleNamespace(run_id="given"))
 
     def log_dict(dictionary: dict[str, Any], artifact_file: str) -> None:
@@ -259,7 +258,7 @@ def tracked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return work
 
 
-def _losses(work: Path) -> dict[int, float]:
+def _losses(work: Path) -> dict[int, Any]:
     rows = read_log(work / "one" / "metrics.jsonl")
     return {row["update"]: pytest.approx(row["loss"], rel=1e-5) for row in rows if row["kind"] == "train"}
 
