@@ -24,16 +24,16 @@ def main(args: Sequence[str]) -> None:
         console.print(f"no runs in {known.folder}: `ponder train PRESET` makes one", soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("run", "preset", "model"):
-        table.add_column(column, overflow="fold")
-    for column in ("update", "best on val", "age"):
+    table.add_column("run", overflow="fold")
+    table.add_column("preset\nmodel", no_wrap=True)
+    for column in ("update\nof", "best\non val", "age", "state"):  # two lines a run: they fit a narrow terminal
         table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold")
     for run in found:
-        best = "" if run.best is None else f"{run.best[1]:.1%} at {run.best[0]}"
+        best = "" if run.best is None else f"{run.best[1]:.1%}\nat {run.best[0]}"
         of = "?" if run.updates is None else run.updates
+        state = run.state.replace(": ", "\n")
         name = str(run.folder.relative_to(known.folder)) if run.folder != known.folder else run.folder.name
-        table.add_row(name, run.preset, run.model, f"{run.update}/{of}", best, age(run.age), run.state)
+        table.add_row(name, f"{run.preset}\n[dim]{run.model}[/]", f"{run.update}\n{of}", best, age(run.age), state)
     console.print(table)
 
 

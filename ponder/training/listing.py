@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ponder import checkpoint
 from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.data import Dataset
@@ -61,7 +62,7 @@ def read_run(folder: Path) -> Listed:
         folder=folder,
         preset=preset,
         model=model,
-        update=rows[-1]["update"] if rows else 0,
+        update=max(rows[-1]["update"] if rows else 0, checkpoint.last_update(folder)),
         updates=updates,
         best=max(scores, key=lambda score: (score[1], -score[0])) if scores else None,
         measure=measure,

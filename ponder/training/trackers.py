@@ -55,7 +55,6 @@ class Tracking:
             kept = files.read_json(folder / KEPT)
         except (OSError, ValueError):
             kept = {"id": secrets.token_hex(4), "own": {}}
-        last = checkpoint.listed(folder / "checkpoints")
         return Tracking(
             folder=folder,
             config=config,
@@ -70,7 +69,7 @@ class Tracking:
                 "seed": str(config.seed),
             },
             own=dict(kept["own"]),
-            done=int(last[-1].name.lstrip("u")) if last else 0,
+            done=checkpoint.last_update(folder),
         )
 
     def keep(self) -> None:

@@ -101,6 +101,7 @@ def test_those_that_take_seconds_do_what_they_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     puzzles = Path("puzzles.txt")
     puzzles.write_text("1... ..2. .3.. ...4\n...1 .... 2... .3..\n", encoding="utf-8")
     for example in EXAMPLES:
@@ -118,6 +119,7 @@ def test_those_that_take_seconds_do_what_they_say(
         unlearned = verb == "solve" and words[0].startswith("runs/")  # a model of two updates may answer wrongly
         random = "--random" in words  # and any model may fail on some puzzle
         assert code == 0 or (code == 1 and (unlearned or random)), f"{example}\n{said.out}\n{said.err}"
+        assert "…" not in said.out, f"{example} does not fit 80 columns:\n{said.out}"
     assert Path("thinking.svg").is_file() and Path("thinking.gif").is_file() and Path("runs/no-gate").is_dir()
     shutil.rmtree(tmp_path, ignore_errors=True)
 

@@ -42,7 +42,8 @@ def test_finished_and_stopped_runs_are_told_apart(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["runs", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "cells/half" in out and "24/24" in out and "10/24" in out and "…" not in out
+    assert "cells/half" in out and "finished" in out and "stopped" in out and "…" not in out
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     assert main(["runs", str(tmp_path / "nowhere")]) == 2 and "no folder" in capsys.readouterr().err
 
 

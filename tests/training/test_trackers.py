@@ -287,8 +287,8 @@ def test_trackio_shows_one_run(tracked: Path) -> None:
     with closing(sqlite3.connect(database)) as opened:
         rows = opened.execute("select run_name, step, metrics from metrics").fetchall()
     assert len({name for name, _, _ in rows}) == 1
-    losses = {step: json.loads(text)["train/loss"] for _, step, text in rows if "train/loss" in text}
-    assert losses == _losses(tracked)
+    told = {step: json.loads(text) for _, step, text in rows if "train/loss" in json.loads(text)}
+    assert {step: values["train/loss"] for step, values in told.items()} == _losses(tracked)
 
 
 def test_mlflow_shows_one_run(tracked: Path) -> None:
