@@ -39,18 +39,19 @@ def page(name: str) -> str:
     domain = resolve(by.preset).data.make()
     title = {"arc1": "ARC-AGI-1 and ARC-AGI-2", "joint": "Joint"}.get(name, name.capitalize())
     lines = [f"# {title}", "", f"{domain.title}.", "", "## Rules", "", _rules(name, domain.rules), ""]
-    lines += ["## One example, encoded by hand", "", f"`{by.puzzle}`, of `{by.preset}`, and its answer:", ""]
+    given = len(by.tokens.split())
+    rest = f" The rest, up to {domain.seq_len}, is 0." if given < domain.seq_len else ""
     lines += [
+        "## One example, encoded by hand",
+        "",
+        f"`{by.puzzle}`, of `{by.preset}`:",
+        "",
         "```text",
         by.tokens,
         "```",
         "",
-        "```text",
-        by.labels,
-        "```",
-        "",
-        f"{by.how} The rest, up to {domain.seq_len}, is 0.",
     ]
+    lines += [f"Its answer, `{by.answer}`, as labels:", "", "```text", by.labels, "```", "", by.how + rest]
     lines += ["", "## Splits", "", "| split | role | what it is |", "|---|---|---|"]
     lines += [f"| `{split}` | {about.role} | {about.about} |" for split, about in domain.splits.items()]
     lines += ["", by.more, "", "## Checker", "", by.checker, "", "## Presets", "", "| preset | about |", "|---|---|"]

@@ -102,6 +102,7 @@ def test_those_that_take_seconds_do_what_they_say(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
+    Path("runs/cells").mkdir(parents=True)
     puzzles = Path("puzzles.txt")
     puzzles.write_text("1... ..2. .3.. ...4\n...1 .... 2... .3..\n", encoding="utf-8")
     for example in EXAMPLES:
