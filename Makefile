@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH_INDEX ?=
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: docs quickstart test test-slow test-portable browser lint types clean same-python
+.PHONY: docs quickstart test test-slow test-portable soak browser lint types clean same-python
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ponder quickstart
@@ -18,6 +18,11 @@ test: $(VENV)/.installed-test browser lint types
 # The numerical tests as if on other processors: about a minute and a half on two cores.
 test-portable: $(VENV)/.installed-test
 	$(BIN)/python -m tests.support.portable
+
+# Faults against trainings, seeded and counted: docs/reliability.md. SOAK=2000 for an afternoon.
+SOAK ?= 200
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.soak --faults $(SOAK)
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow

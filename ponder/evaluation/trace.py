@@ -74,12 +74,11 @@ def plane(path: Tensor) -> Plane:
 
 def crossed(settled: Tensor, right: Tensor) -> SettledRight:
     """How many examples are settled or not, and right or not."""
-    count = lambda a, b: int((a & b).sum())  # noqa: E731
     return SettledRight(
-        settled_right=count(settled, right),
-        settled_wrong=count(settled, ~right),
-        moving_right=count(~settled, right),
-        moving_wrong=count(~settled, ~right),
+        settled_right=int((settled & right).sum()),
+        settled_wrong=int((settled & ~right).sum()),
+        moving_right=int((~settled & right).sum()),
+        moving_wrong=int((~settled & ~right).sum()),
     )
 
 

@@ -156,7 +156,7 @@ class Scripted(Stub):
     def forward(self, carry: Carry, inputs: torch.Tensor, rows: torch.Tensor, noise: float | None = None) -> Step:
         key, step = carry.key, carry.steps + 1
         answer = 1 + self.number(key, step, 1, self.vocab - 1)
-        q_halt = self.number(key, step, 2, 9).float() - 6.5
+        q_halt = self.number(key, step, 2, 9).float() - 7.5
         logits = torch.nn.functional.one_hot(answer, self.vocab).float() * (1 + self.number(key, step, 3, 50))[:, None]
         assert carry.states.h is not None
         h = carry.states.h + (1 + self.number(key, step, 4, 50))[:, None, None].float()
@@ -192,7 +192,7 @@ def points(model: Scripted, keys: Ints, depth: int) -> list[Point]:
             moves = [1 + int(model.number(key, torch.tensor(s), 4, 50)) for s in range(1, step + 1)]
             # The best symbol has the logit 1 + e, the others 0: s(x) is x + 1 there.
             energy = -math.log(2 + e + model.vocab - 1)
-            out.append(Point(restart, step, 1 + a, q - 6.5, energy, moves[-1] / (100 + sum(moves[:-1]))))
+            out.append(Point(restart, step, 1 + a, q - 7.5, energy, moves[-1] / (100 + sum(moves[:-1]))))
     return out
 
 
