@@ -61,6 +61,12 @@ class Example:
         return [names.get(word, word) for word in shlex.split(after)]
 
     @property
+    def smaller(self) -> list[str]:
+        """With less to do."""
+        verb, *words = self.words
+        return [verb, *words, *([] if verb == "eval" and "--policy" in words else LESS.get(verb, "").split())]
+
+    @property
     def why_not(self) -> str | None:
         return next((why for pattern, why in ELSEWHERE.items() if re.search(pattern, self.text)), None)
 
@@ -111,9 +117,8 @@ def test_those_that_take_seconds_do_what_they_say(
         verb, *words = example.words
         if example.text.startswith("cat "):
             monkeypatch.setattr("sys.stdin", puzzles.open(encoding="utf-8"))
-        less = [] if verb == "eval" and "--policy" in words else LESS.get(verb, "").split()
         try:
-            code = main([verb, *words, *less])
+            code = main(example.smaller)
         except SystemExit as end:
             code = int(end.code or 0)
         said = capsys.readouterr()

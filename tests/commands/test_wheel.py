@@ -3,6 +3,7 @@ enough, in an environment where no checkout is."""
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import httpx
 import pytest
 
 from ponder import __version__
+from tests.commands.test_examples import EXAMPLES
 from tests.support import ROOT
 from tests.support.scratch import Scratch, served
 
@@ -90,16 +92,22 @@ def test_it_is_the_installed_one_and_knows_its_commit(installed: Scratch, built:
     assert "installed package" in installed.ponder("doctor")
 
 
-def test_it_solves_and_trains(installed: Scratch) -> None:
-    few = "--train.updates 2 --train.batch 8 --train.warmup 1 --eval.examples 8 --data.train 60"
-    out = installed.ponder(
-        'solve sudoku "1... ..2. .3.. ...4"',
-        f"train sudoku-mini {few} --out run",
-        "eval run --limit 4",
+def test_it_does_what_the_readme_says(installed: Scratch) -> None:
+    """In order: data, training, evaluation, comparison, search; elsewhere than in a checkout."""
+    lines = [shlex.join(each.smaller) for each in EXAMPLES if each.page == "README.md" and each.why_not is None]
+    assert {line.split()[0] for line in lines} >= {
+        "solve",
         "zoo",
-        "cost trm",
-    )
-    assert "verified" in out and "finished: 2 updates" in out and "sudoku-6x6" in out
+        "data",
+        "train",
+        "eval",
+        "diff",
+        "policies",
+        "search",
+    }
+    out = installed.ponder(*lines)
+    assert "verified" in out and "stopped after update 2" in out and "sudoku-6x6" in out
+    assert (installed.folder / "runs" / "no-gate" / "eval" / "eval.json").is_file()
 
 
 def test_it_serves_with_its_page(installed: Scratch) -> None:
