@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Where to take PyTorch from, where not from pip's own index: the CPU build is a tenth of the one for CUDA.
+TORCH_INDEX ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 
-.PHONY: quickstart test test-slow test-portable soak browser lint types clean same-python
+.PHONY: docs quickstart test test-slow test-portable soak browser lint types clean same-python
 
 quickstart: $(VENV)/.installed
 	$(BIN)/python -m ponder quickstart
@@ -23,6 +26,10 @@ soak: $(VENV)/.installed-test
 
 test-slow: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slow
+
+# site/index.html: these pages with a search that needs no server.
+docs: $(VENV)/.installed-docs
+	$(BIN)/python -m tools.site
 
 # The page is tested in a real browser: Debian's chromium, installed here where that is possible.
 browser:
@@ -47,13 +54,18 @@ $(BIN)/python: | same-python
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(BIN)/python pyproject.toml constraints.txt | same-python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@echo "installing PyTorch into $(VENV): about 200 MB for the CPU build; gigabytes for CUDA's, which Linux gets unless TORCH_INDEX is set"
+	$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch
+	$(PIP) --editable .
 	touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(PIP) --editable '.[test]'
+	touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .hypothesis

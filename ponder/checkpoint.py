@@ -134,6 +134,11 @@ def listed(folder: Path) -> list[Path]:
     return sorted(p for p in folder.glob("u*") if p.is_dir())
 
 
+def last_update(run: Path) -> int:
+    """The update of a run's newest checkpoint, from its name; 0 where there is none."""
+    return max((int(path.name[1:]) for path in listed(run / "checkpoints")), default=0)
+
+
 def prune(folder: Path, keep: int) -> None:
     """Delete all but the newest few, and leftovers of writes that never finished."""
     for path in listed(folder)[:-keep]:

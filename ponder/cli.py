@@ -1,50 +1,16 @@
-"""`ponder VERB`: a dict from verb to the file that holds it, imported when it is called: `--help` answers at once."""
+"""`ponder VERB`: what is typed, handed to the verb's file; mistakes as one line."""
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from ponder import __version__
+from ponder.base import source
 from ponder.base.errors import UserError, disk_in_words, handed_over, unknown
+from ponder.commands import VERBS
 
 LONGEST = 2000
 """Characters of an error."""
-
-
-class Verb(NamedTuple):
-    module: str
-    about: str
-
-    @property
-    def main(self) -> Callable[[Sequence[str]], None]:
-        main: Callable[[Sequence[str]], None] = import_module(f"ponder.{self.module}").main
-        return main
-
-
-VERBS = {
-    "quickstart": Verb("commands.quickstart", "train 4x4 Sudoku in a few minutes and watch it solve one"),
-    "solve": Verb("commands.solve", "solve puzzles with a trained model: text, JSON, pictures"),
-    "zoo": Verb("commands.zoo", "list the trained models; with a name, show its card"),
-    "domains": Verb("commands.domains", "list the domains, their splits and their presets"),
-    "domain": Verb("commands.domain", "start a domain of your own, and check it"),
-    "presets": Verb("commands.presets", "list the presets and the models; with a name, show what it resolves to"),
-    "data": Verb("commands.data", "build, show and verify datasets"),
-    "train": Verb("commands.train", "train a preset; resumes where the run folder left off"),
-    "eval": Verb("commands.eval_", "score a checkpoint at every ACT step; a table, a figure and records"),
-    "diff": Verb("commands.diff", "two evaluated runs: settings that differ, and the paired difference in score"),
-    "cost": Verb("commands.cost", "parameters, layer applications, FLOPs and memory of a model"),
-    "policies": Verb("commands.policies", "accuracy against compute for every halting policy"),
-    "search": Verb("commands.search", "noisy restarts in parallel until the checker accepts"),
-    "trace": Verb("commands.trace", "look inside: residual, stretch and trajectories of the state, step by step"),
-    "eval-llm": Verb("commands.eval_llm", "put a domain's examples to a language model"),
-    "study": Verb("commands.study", "the paper's experiments as one-diff variants: list, show, run, status, report"),
-    "import": Verb("commands.import_", "convert a published HRM, TRM or URM checkpoint"),
-    "serve": Verb("commands.serve", "the solvers over HTTP, with a web page and MCP tools"),
-    "mcp": Verb("commands.mcp", "the solvers as tools for language models, over stdio"),
-    "export": Verb("commands.export", "write one ACT step of a model as an ONNX graph"),
-}
 
 
 def usage() -> str:
@@ -80,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not words or words[0] in ("-h", "--help", "help"):
                 print(usage(), flush=True)
             elif words[0] == "--version":
-                print(__version__)
+                print(f"ponder {__version__}, commit {source.commit() or 'unknown'}")
             elif words[0] not in VERBS:
                 raise unknown("verb", words[0], VERBS)
             else:

@@ -1,19 +1,20 @@
-"""Writes docs/reference.md and docs/config.schema.json from the code: `python -m tools.reference`."""
+"""Writes docs/reference.md, docs/puzzles and docs/config.schema.json from the code: `python -m tools.reference`."""
 
 import argparse
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from ponder.cli import VERBS
+from ponder.commands import VERBS
+from ponder.commands.completion import parser_of
 from ponder.config.resolve import PRESETS, Config, model_names, resolve
 from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
 from ponder.domains.registry import BUILT_IN
+from tools import puzzles
 
 DOCS = Path(__file__).parents[1] / "docs"
 SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
@@ -148,28 +149,6 @@ def _value(value: Any) -> str:
 # Verbs ----------------------------------------------------------------------------------------------------------------
 
 
-class _Found(Exception):
-    """Carries the parser."""
-
-
-def parser_of(verb: str) -> argparse.ArgumentParser:
-    """The parser that a verb's main makes: it is caught when it is about to read the command line."""
-
-    def caught(self: argparse.ArgumentParser, *_: object) -> None:
-        raise _Found(self)
-
-    with (
-        patch.object(argparse.ArgumentParser, "parse_known_args", caught),
-        patch.object(argparse.ArgumentParser, "parse_known_intermixed_args", caught),
-    ):
-        try:
-            VERBS[verb].main([])
-        except _Found as found:
-            parser: argparse.ArgumentParser = found.args[0]
-            return parser
-    raise AssertionError(f"ponder {verb} reads no command line")
-
-
 def _parser_lines(parser: argparse.ArgumentParser) -> list[str]:
     lines = [f"{parser.description}", ""] if parser.description else []
     rows, below = [], list[str]()
@@ -203,6 +182,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def files() -> Iterator[tuple[Path, str]]:
     yield DOCS / "reference.md", page()
+    yield from puzzles.pages()
     yield DOCS / "config.schema.json", json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,11 +1,13 @@
 """What the terminal shows in more than one place: progress bars, percentages."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
-from rich.progress import TaskID
+from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 
 class Bar:
@@ -32,6 +34,16 @@ class Bar:
     def __exit__(self, *_: object) -> None:
         if self.bars is not None:
             self.bars.stop()
+
+
+@contextmanager
+def waiting(text: str) -> Iterator[None]:
+    """On a terminal, say what a long step is that cannot say how far it is, with a clock."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        bars.add_task(text, total=None)
+        yield
 
 
 def percent(value: float) -> str:

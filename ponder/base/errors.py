@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ponder.base import source
+
 LAUNCHED = "PONDER_LAUNCHED"
 """Set in processes that `ponder train` started: they leave their errors to it instead of printing each its own."""
 
@@ -29,7 +31,15 @@ class RankLost(UserError):
 
 def needs_extra(what: str, extra: str) -> UserError:
     """The error for an import that failed because an optional dependency is not installed."""
-    return UserError(f"{what} needs an extra: pip install -c constraints.txt -e '.[{extra}]' in ponder's own folder")
+    return UserError(f"{what} needs an extra: {install_extra(extra)}")
+
+
+def install_extra(extra: str) -> str:
+    """What to type to get an extra: in a checkout it is installed from there."""
+    where = source.folder()
+    if where is None:
+        return f"pip install 'ponder[{extra}]'"
+    return f"pip install -c constraints.txt -e '.[{extra}]' in {where}"
 
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:

@@ -4,11 +4,9 @@ import ctypes
 import os
 import platform
 import re
-import subprocess
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ponder.base.errors import RankLost, UserError
+from ponder.base.source import commit
 
 
 @dataclass(frozen=True)
@@ -153,23 +152,6 @@ def environment() -> dict[str, Any]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "commit": commit(),
     }
-
-
-def commit() -> str | None:
-    """The commit of the source this runs from; with `+` where files differ from it."""
-    where = Path(__file__).parent
-    try:
-        out = subprocess.run(
-            ["git", "describe", "--always", "--abbrev=12", "--dirty=+", "--exclude=*"],
-            cwd=where,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return out.stdout.strip()
 
 
 def matmul_peak(shape: tuple[int, int, int], device: torch.device, seconds: float = 0.15) -> float:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from ponder.base.console import Bar
 from ponder.base.errors import UserError, unknown
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 
@@ -73,7 +74,11 @@ def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) 
 
     names = PAPER_MODELS if name == "all" else (name,)
     subjects = [_subject(n) for n in names]
-    rows = [_cells(cost(s.config, s.vocab, seq_len or s.tokens, steps, s.task_ids, s.geometry)) for s in subjects]
+    rows = []
+    with Bar() as bar:
+        for done, s in enumerate(subjects):
+            bar(f"measuring the memory of {names[done]}", done, len(names))
+            rows.append(_cells(cost(s.config, s.vocab, seq_len or s.tokens, steps, s.task_ids, s.geometry)))
     title = f"{seq_len or subjects[0].tokens} tokens, {subjects[0].vocab} symbols"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     if name == "all":

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from ponder.base.console import waiting
 from ponder.base.errors import UserError
 from ponder.inference.export import export
 
@@ -18,7 +19,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--onnx", required=True, type=Path, metavar="FILE", help="where to write the graph (.onnx)")
     parser.add_argument("--batch", default="dynamic", metavar="N", help="a fixed batch size (default: dynamic)")
     known = parser.parse_args(args)
-    about = export(known.checkpoint, known.onnx, _batch(known.batch))
+    with waiting(f"tracing one ACT step of {known.checkpoint}: about half a minute"):
+        about = export(known.checkpoint, known.onnx, _batch(known.batch))
     size = known.onnx.stat().st_size / 1e6
     print(f"wrote {known.onnx} ({size:.1f} MB) and {known.onnx.name}.json: one ACT step of {about['model']}")
     for side in ("inputs", "outputs"):

@@ -225,9 +225,12 @@ def _run_here(trainings: Sequence[Training], studies: Sequence[Study], args: arg
         gpus=gpus,
         max_seconds=args.max_seconds,
     )
+    stored = all(runner.done(training) for training in trainings)
     with Bar() as bar:
         hopeless = build_data([training for training in trainings if not runner.done(training)], args.data_dir, bar)
     tally = runner.run(trainings, view_for(), hopeless)
+    if stored:
+        print(f"all of it was in {args.results} already; to run it anew: --results elsewhere")
     if tally.stopped:
         print(f"stopped with {len(tally.stopped)} trainings to go, saved: the same command goes on")
     if tally.elsewhere:

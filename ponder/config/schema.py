@@ -171,7 +171,14 @@ class TrainConfig(Frozen):
     log_every: int = Field(20, ge=1, description="updates between rows of the log")
     eval_every: int = Field(500, ge=1, description="updates between evaluations")
     save_every: int = Field(500, ge=1, description="updates between checkpoints")
-    trackers: tuple[str, ...] = Field((), description="tensorboard, wandb, mlflow, clearml, trackio")
+    trackers: tuple[str, ...] = Field(
+        (), description="tensorboard, wandb, mlflow, clearml, trackio; one, or several with commas"
+    )
+
+    @field_validator("trackers", mode="before")
+    @classmethod
+    def _one_is_a_list(cls, value: object) -> object:
+        return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
 
     @field_validator("compile", mode="before")
     @classmethod

@@ -32,7 +32,15 @@ def interval(share: Share) -> str:
 
 
 def columns(*names: str, title: str | None = None) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1), pad_edge=False)
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        padding=(0, 1),
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for number, name in enumerate(names):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     return table

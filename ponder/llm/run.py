@@ -175,7 +175,7 @@ def _same_folder(out: Path, about: Mapping[str, Any]) -> None:
 
 
 def _scores(plan: LlmPlan, jobs: Mapping[str, Sequence[LlmJob]], answered: Mapping[str, Answered]) -> dict[str, Any]:
-    from ponder.base.runtime import commit
+    from ponder.base.source import commit
 
     splits = {split: score_split(some, answered) for split, some in jobs.items()}
     rows = [a.row for a in answered.values()]

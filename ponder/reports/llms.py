@@ -46,5 +46,6 @@ def read_llms(folders: Sequence[Path]) -> dict[str, dict[str, LlmResult]]:
             result = LlmResult.model_validate_json(path.read_bytes())
         except ValidationError:
             raise UserError(f"{path} is damaged: delete it, or run `ponder eval-llm` again") from None
-        found.setdefault(result.model, {})[result.data_hash] = result
+        if any(split.complete for split in result.splits.values()):  # one that failed says nothing about the model
+            found.setdefault(result.model, {})[result.data_hash] = result
     return found

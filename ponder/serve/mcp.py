@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, WithJsonSchema, create_model
 
 from ponder import __version__
 from ponder.base import files
-from ponder.base.errors import UserError, needs_extra
+from ponder.base.errors import UserError, needs_extra, unknown
 from ponder.domains import registry
 from ponder.domains.contract import Json, Misfit, Tool
 from ponder.inference.answers import Answer
@@ -84,13 +84,39 @@ def sentence(answer: Answer) -> str:
 # The server -----------------------------------------------------------------------------------------------------------
 
 
+class _Server(MCPServer):
+    """One that refuses calls of the wrong form in our words, before pydantic does in its own."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Any = None) -> Any:
+        schemas = {tool.name: tool.input_schema for tool in await self.list_tools()}
+        try:
+            if name not in schemas:
+                raise unknown("tool", name, schemas)
+            _right_form(name, arguments, schemas[name])
+        except UserError as error:
+            raise ToolError(str(error)) from None
+        return await super().call_tool(name, arguments, context)
+
+
+def _right_form(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
+    known = schema.get("properties", {})
+    for name in arguments:
+        if name not in known:
+            raise unknown(f"argument of {tool}", name, known)
+    for name in schema.get("required", []):
+        if name not in arguments:
+            raise UserError(f"{tool} lacks {name!r}: give it; it takes {', '.join(known)}")
+    if arguments.get("fallback") not in (None, "exact"):
+        raise UserError(f"fallback {arguments['fallback']!r} is unknown: give 'exact', or leave it out")
+
+
 def make_mcp(service: Service) -> MCPServer:
     """The tools of one service, which must be running (`async with service`) while they are called."""
     able: dict[str, list[Solver]] = {}
     for solver in service.shelf.solvers:
         able.setdefault(solver.domain.name, []).append(solver)
     tools = {name: tool for name, domain in registry.every().items() if (tool := domain.tool())}
-    server: MCPServer = MCPServer(
+    server: MCPServer = _Server(
         "ponder", title="ponder", version=__version__, instructions=INSTRUCTIONS, log_level="WARNING"
     )
 

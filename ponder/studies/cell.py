@@ -32,6 +32,7 @@ from ponder.studies.store import Store, pack
 from ponder.training import runs
 from ponder.training.log import TIMING, read_log, summary
 from ponder.training.loop import Limits
+from ponder.training.trackers import Group
 
 POINTS = 60
 """The training log is thinned to at most so many rows."""
@@ -43,7 +44,8 @@ def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Li
     torch.set_num_threads(cell.threads)
     folder = store.folder(cell.key)
     if not (folder / runs.RESULT).is_file():
-        outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet)
+        group = Group(cell.study, cell.label)
+        outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet, group=group)
         if not outcome.finished:
             return False
     before = store.stored(cell.key)

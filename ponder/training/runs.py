@@ -13,7 +13,7 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
-from ponder.training.trackers import Callback, Tracked, check_trackers, open_trackers
+from ponder.training.trackers import Callback, Group, Tracked, check_trackers, open_trackers
 from ponder.training.view import view_for
 
 CONFIG, RESULT, ENVIRONMENT, LOG = "config.json", "result.json", "environment.json", "metrics.jsonl"
@@ -38,11 +38,12 @@ def train_in(
     quiet: bool = False,
     fresh: bool = False,
     callback: Callback | None = None,
+    group: Group | None = None,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
     replaces what it holds). `callback` gets every row of the log. A start that is refused leaves no folder behind."""
     if not here.main:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group)
     _refuse_foreign(folder, "--fresh leaves it alone: " if fresh else "")
     above = [parent for parent in folder.parents if not parent.exists()]
     with files.locked(folder / LOCK, PATIENCE) as ours:
@@ -51,7 +52,7 @@ def train_in(
             raise UserError(f"{folder} is being trained by {by}: wait until it ends, or choose another --out")
         made = fresh or not (folder / CONFIG).is_file()
         try:
-            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback)
+            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group)
         except (UserError, OSError):
             if made and not _began(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -70,6 +71,7 @@ def _train_in(
     quiet: bool,
     fresh: bool,
     callback: Callback | None,
+    group: Group | None,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
@@ -90,7 +92,7 @@ def _train_in(
         _same_data(folder, dataset)
         files.write_json(folder / ENVIRONMENT, about)
     here.barrier()
-    trackers = open_trackers(config, folder) if here.main else []
+    trackers = open_trackers(config, folder, group) if here.main else []
     view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
     stop = Stop()
     caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there

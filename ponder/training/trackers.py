@@ -1,13 +1,22 @@
-"""Optional trackers. The run folder's own log is always written; these get the same numbers."""
+"""Optional trackers. The run folder's own log is always written; these get the same numbers.
+
+A run is one run in all of them: what it is called there is kept in its folder, so that stopped and resumed it goes on.
+"""
 
 import os
+import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
+from ponder import checkpoint
+from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config.resolve import Config
+
+KEPT = "tracking.json"
 
 
 class Tracker(Protocol):
@@ -16,9 +25,66 @@ class Tracker(Protocol):
     def close(self) -> None: ...
 
 
+@dataclass(frozen=True)
+class Group:
+    """The study a run belongs to, and what it is called in it."""
+
+    study: str
+    label: str
+
+
+@dataclass
+class Tracking:
+    """What a run is called, where it is tracked."""
+
+    folder: Path
+    config: Config
+    id: str
+    project: str
+    name: str
+    group: str | None
+    tags: dict[str, str]
+    own: dict[str, str]
+    """Ids that trackers give themselves: tracker -> id."""
+    done: int
+    """Updates that the run has behind it."""
+
+    @staticmethod
+    def of(folder: Path, config: Config, group: Group | None) -> "Tracking":
+        try:
+            kept = files.read_json(folder / KEPT)
+        except (OSError, ValueError):
+            kept = {"id": secrets.token_hex(4), "own": {}}
+        return Tracking(
+            folder=folder,
+            config=config,
+            id=kept["id"],
+            project=os.environ.get("PONDER_PROJECT", "ponder"),
+            name=folder.name if group is None else group.label,
+            group=None if group is None else group.study,
+            tags={
+                "domain": config.data.domain,
+                "model": config.model.name,
+                "scale": config.scale,
+                "seed": str(config.seed),
+            },
+            own=dict(kept["own"]),
+            done=checkpoint.last_update(folder),
+        )
+
+    def keep(self) -> None:
+        files.write_json(self.folder / KEPT, {"id": self.id, "own": self.own})
+
+
 class _TensorBoard:
-    def __init__(self, module: Any, config: Config, folder: Path) -> None:
-        self.writer = module.SummaryWriter(str(folder / "tensorboard"))
+    """Its run is its folder; what a resumed run writes again takes the place of what was there."""
+
+    def __init__(self, module: Any, run: Tracking) -> None:
+        again = {"purge_step": run.done + 1} if run.done else {}
+        self.writer = module.SummaryWriter(str(run.folder / "tensorboard"), **again)
+        if not run.done:
+            about = {"project": run.project, "id": run.id, "group": run.group or "", **run.tags}
+            self.writer.add_text("run", "  \n".join(f"{key}: {value}" for key, value in about.items()), 0)
 
     def log(self, values: dict[str, float], update: int) -> None:
         for name, value in values.items():
@@ -29,11 +95,37 @@ class _TensorBoard:
 
 
 class _Wandb:
-    """wandb, and trackio, which speaks the same language."""
+    def __init__(self, module: Any, run: Tracking) -> None:
+        self.run = module.init(
+            project=run.project,
+            id=run.id,
+            name=run.name,
+            group=run.group,
+            tags=list(run.tags.values()),
+            config=run.config.flat(),
+            resume="allow",
+        )
 
-    def __init__(self, module: Any, config: Config, folder: Path) -> None:
+    def log(self, values: dict[str, float], update: int) -> None:
+        self.run.log(values, step=update)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class _Trackio:
+    """It knows a run by its name alone, and has no tags: they stand in the configuration."""
+
+    def __init__(self, module: Any, run: Tracking) -> None:
         self.module = module
-        module.init(project="ponder", name=folder.name, config=config.flat())
+        module.init(
+            project=run.project,
+            name=f"{run.name}-{run.id}",
+            group=run.group,
+            config={**run.config.flat(), "tags": list(run.tags.values())},
+            resume="allow",
+            embed=False,
+        )
 
     def log(self, values: dict[str, float], update: int) -> None:
         self.module.log(values, step=update)
@@ -43,11 +135,17 @@ class _Wandb:
 
 
 class _Mlflow:
-    def __init__(self, module: Any, config: Config, folder: Path) -> None:
+    """It gives its runs ids of its own."""
+
+    def __init__(self, module: Any, run: Tracking) -> None:
         self.module = module
-        module.set_experiment("ponder")
-        module.start_run(run_name=folder.name)
-        module.log_dict(config.flat(), "config.json")
+        module.set_experiment(run.project)
+        if "mlflow" in run.own:
+            module.start_run(run_id=run.own["mlflow"])
+            return
+        about = {"ponder.id": run.id, **run.tags} | ({} if run.group is None else {"group": run.group})
+        run.own["mlflow"] = module.start_run(run_name=run.name, tags=about).info.run_id
+        module.log_dict(run.config.flat(), "config.json")
 
     def log(self, values: dict[str, float], update: int) -> None:
         self.module.log_metrics(values, step=update)
@@ -57,9 +155,16 @@ class _Mlflow:
 
 
 class _ClearMl:
-    def __init__(self, module: Any, config: Config, folder: Path) -> None:
-        self.task = module.Task.init(project_name="ponder", task_name=folder.name)
-        self.task.connect_configuration(config.flat())
+    def __init__(self, module: Any, run: Tracking) -> None:
+        self.task = module.Task.init(
+            project_name=run.project if run.group is None else f"{run.project}/{run.group}",
+            task_name=run.name,
+            tags=list(run.tags.values()),
+            reuse_last_task_id=False,
+            continue_last_task=run.own.get("clearml", False),
+        )
+        run.own["clearml"] = self.task.id
+        self.task.connect_configuration(run.config.flat())
 
     def log(self, values: dict[str, float], update: int) -> None:
         for name, value in values.items():
@@ -69,10 +174,10 @@ class _ClearMl:
         self.task.close()
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Any, Config, Path], Tracker]]] = {
+TRACKERS: dict[str, tuple[str, Callable[[Any, Tracking], Tracker]]] = {
     "tensorboard": ("torch.utils.tensorboard", _TensorBoard),
     "wandb": ("wandb", _Wandb),
-    "trackio": ("trackio", _Wandb),
+    "trackio": ("trackio", _Trackio),
     "mlflow": ("mlflow", _Mlflow),
     "clearml": ("clearml", _ClearMl),
 }
@@ -84,10 +189,12 @@ def check_trackers(config: Config) -> None:
             raise unknown("tracker", name, TRACKERS)
 
 
-def open_trackers(config: Config, folder: Path) -> list[Tracker]:
+def open_trackers(config: Config, folder: Path, group: Group | None = None) -> list[Tracker]:
     """The trackers the configuration names; a package that is missing is found before the first step."""
     check_trackers(config)
-    opened = []
+    if not config.train.trackers:
+        return []
+    run, opened = Tracking.of(folder, config, group), list[Tracker]()
     for name in config.train.trackers:
         package, make = TRACKERS[name]
         if name == "mlflow":
@@ -96,7 +203,8 @@ def open_trackers(config: Config, folder: Path) -> list[Tracker]:
             module = import_module(package)
         except ImportError:
             raise UserError(f"tracker {name!r} needs a package that is not here: pip install {name}") from None
-        opened.append(make(module, config, folder))
+        opened.append(make(module, run))
+        run.keep()
     return opened
 
 

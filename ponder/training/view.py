@@ -11,6 +11,9 @@ from rich.text import Text
 
 from ponder.config.resolve import Config
 
+EXACT = "exact: online weights at their own halting; evaluated: averaged weights at the full budget"
+"""The two numbers of that name, which differ; both are shown while training."""
+
 
 def describe_row(row: dict[str, Any]) -> str:
     """One row of metrics.jsonl as one plain line."""
@@ -46,6 +49,7 @@ class Plain:
             f"training {config.model.name} on {config.preset}: {updates} updates of {config.train.batch}{start}",
             flush=True,
         )
+        print(f"({EXACT})", flush=True)
 
     def row(self, row: dict[str, Any]) -> None:
         rate = row.get("example_steps_per_second", 0.0)
@@ -116,7 +120,7 @@ class Terminal:
         numbers = Table.grid(padding=(0, 2))
         shown = (
             ("loss", "loss", "{:.4f}"),
-            ("exact when done", "exact", "{:.1%}"),
+            ("exact, own halting", "exact", "{:.1%}"),
             ("mean ACT steps", "steps", "{:.2f}"),
             ("gradient norm", "grad_norm", "{:.3f}"),
             ("norm z_H", "norm_h", "{:.2f}"),
@@ -140,7 +144,7 @@ def accuracy_table(rows: list[dict[str, Any]]) -> Table:
     table = Table(
         box=None,
         padding=(0, 2),
-        title="exact accuracy at the full budget (EMA weights)",
+        title="evaluated: exact, averaged weights at the full budget",
         title_justify="left",
         title_style="dim",
     )

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ponder.cli import VERBS, main
+from ponder.cli import main
+from ponder.commands import VERBS
 from tests.conftest import tiny
+from tests.support import ROOT
 
 TINY_DATA = [f"--data.{k}={v}" for k, v in tiny().flat()["data"].items() if k in ("train", "val", "test")]
 
@@ -98,6 +100,14 @@ def test_showing_an_example_outside_the_split_says_which_exist(
     assert code == 2 and "0 to 39" in err
     code, _, err = ponder(capsys, *words, "--split", "tset")
     assert code == 2 and "allowed: test, train, val" in err
+
+
+def test_a_study_whose_cells_are_stored_says_how_to_run_it_anew(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["--results", str(ROOT / "results" / "cells"), "--runs", str(tmp_path), "--data-dir", str(tmp_path)]
+    code, out, _ = ponder(capsys, "study", "run", "gradient-path", *words, "--max-seconds", "1")
+    assert code == 0 and "already; to run it anew: --results elsewhere" in out
 
 
 def test_offline_the_hub_reader_names_what_works(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

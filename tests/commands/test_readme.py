@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ponder.cli import VERBS, main
+from ponder.cli import main
+from ponder.commands import VERBS
 from ponder.config.resolve import model_names, preset_names
 from tests.support import ROOT
 

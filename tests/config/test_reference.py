@@ -9,7 +9,8 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from ponder.cli import VERBS
+from ponder.commands import VERBS
+from ponder.commands.completion import parser_of
 from ponder.config.resolve import PRESETS
 from tools import reference
 
@@ -24,7 +25,7 @@ def test_the_stored_files_are_current() -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_option_that_help_shows_is_on_the_page(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = reference.parser_of(verb)
+    parser = parser_of(verb)
     assert isinstance(parser, argparse.ArgumentParser) and parser.prog == f"ponder {verb}"
     _, _, rest = reference.page().partition(f"### ponder {verb}\n")
     section = rest.partition("\n### ")[0]

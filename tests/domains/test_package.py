@@ -3,9 +3,6 @@
 import asyncio
 import json
 import re
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from urllib.parse import urlencode
 from xml.etree import ElementTree
@@ -15,7 +12,7 @@ import pytest
 from mcp import Client, StdioServerParameters
 
 from tests.support import ROOT, browser
-from tests.support.scratch import Scratch
+from tests.support.scratch import Scratch, served
 
 PUZZLE = "1.../.2../..3./...4"
 FEW = "--train.updates 4 --train.batch 16 --train.eval_every 2 --train.save_every 2 --eval.examples 8 --data.train 300"
@@ -111,27 +108,12 @@ def test_a_zoo_model_of_it_is_the_users_own(trained: Scratch) -> None:
     assert not (ROOT / "ponder" / "zoo" / "my-latin").exists()
 
 
-@contextmanager
-def served(scratch: Scratch) -> Iterator[str]:
-    command = [str(scratch.python), "-m", "ponder", "serve", "--port", "0", "--threads", "1", "--model", "run"]
-    with subprocess.Popen(
-        command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"http://\S+", line := process.stdout.readline())
-            assert found is not None, line
-            yield found[0]
-        finally:
-            process.terminate()
-
-
 def test_it_is_served_with_a_board_on_the_page(trained: Scratch) -> None:
     if reason := browser.missing():
         pytest.skip(reason)
     from playwright.sync_api import expect, sync_playwright
 
-    with served(trained) as url, sync_playwright() as playwright:
+    with served(trained, "--model", "run") as url, sync_playwright() as playwright:
         said = httpx.post(f"{url}/v1/solve", json={"model": "latin", "puzzle": PUZZLE}, timeout=60).json()
         assert said["verified"] is latin(said["text"])
         chromium = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))

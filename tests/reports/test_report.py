@@ -645,8 +645,12 @@ def test_language_models_fill_their_columns_from_stored_results(tmp_path: Path) 
     folder = tmp_path / "llm" / "one"
     folder.mkdir(parents=True)
     (folder / "llm.json").write_text(json.dumps(said), encoding="utf-8")
+    failed = {**said, "model": "unreachable", "splits": {"test": {"n": 0, "complete": False}}}
+    (tmp_path / "llm" / "two").mkdir()
+    (tmp_path / "llm" / "two" / "llm.json").write_text(json.dumps(failed), encoding="utf-8")
     found = entries(gather(study_, "mini", tmp_path, True), page_of(study_))
     at = {(e.row, e.column): e.ours for e in found}
+    assert not any(row == "unreachable" for row, _ in at)
     ours = at["some-llm", "Sudoku"]
     assert ours is not None and ours.value == 0.25 and ours.examples == 40
     assert at["some-llm", "Maze"] is None and ("Qwen3.6-27B", "Sudoku") not in at

@@ -1,9 +1,12 @@
-"""An environment to install packages into: the packages of this interpreter and the repository, without a network."""
+"""An environment to install packages into, with the packages of this interpreter to borrow, without a network."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +34,8 @@ class Scratch:
     python: Path
 
     @staticmethod
-    def make(folder: Path) -> "Scratch":
+    def make(folder: Path, with_ponder: bool = True) -> "Scratch":
+        """With the repository's own ponder in it, or with none."""
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "venv"], check=True)
         python = folder / "venv" / "bin" / "python"
         found = subprocess.run(
@@ -40,7 +44,9 @@ class Scratch:
             encoding="utf-8",
             check=True,
         )
-        paths = dict.fromkeys([str(ROOT), *(sysconfig.get_path(name) for name in ("purelib", "platlib"))])
+        borrowed = [sysconfig.get_path(name) for name in ("purelib", "platlib")]
+        borrowed += [path for path in sys.path if path.endswith("site-packages")]  # of an environment that borrows too
+        paths = dict.fromkeys([*([str(ROOT)] if with_ponder else []), *borrowed])
         Path(found.stdout.strip(), "parent.pth").write_text("\n".join(paths) + "\n", encoding="utf-8")
         (folder / "work").mkdir()
         (folder / "work" / "run_ponder.py").write_text(RUNNER, encoding="utf-8")
@@ -52,20 +58,12 @@ class Scratch:
         return kept | {"XDG_DATA_HOME": str(self.folder / "share"), "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
 
     def install(self, package: Path | str, *options: str) -> None:
-        """pip, without the network: what the package needs is there."""
-        pip = [
-            sys.executable,
-            "-m",
-            "pip",
-            "--python",
-            str(self.python),
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-        ]
+        """Without the network: what the package needs is there."""
+        self.pip("install", "--no-index", "--no-deps", "--no-build-isolation", *options, str(package))
+
+    def pip(self, *words: str) -> None:
         done = subprocess.run(
-            [*pip, "--no-build-isolation", *options, package],
+            [sys.executable, "-m", "pip", "--python", str(self.python), "--quiet", *words],
             cwd=self.folder,
             env=self.environment,
             capture_output=True,
@@ -74,8 +72,8 @@ class Scratch:
         )
         assert done.returncode == 0, done.stderr
 
-    def run(self, *words: str | Path) -> "subprocess.CompletedProcess[str]":
-        """`python WORDS` in this environment; fails the test where it fails."""
+    def run(self, *words: str | Path, code: int = 0) -> "subprocess.CompletedProcess[str]":
+        """`python WORDS` in this environment; fails the test where it ends with another code."""
         done = subprocess.run(
             [self.python, *words],
             cwd=self.folder,
@@ -84,9 +82,25 @@ class Scratch:
             encoding="utf-8",
             check=False,
         )
-        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        assert done.returncode == code, f"{words}\n{done.stdout}\n{done.stderr}"
         return done
 
     def ponder(self, *commands: str) -> str:
         """`ponder COMMAND` for each, in one process; what they print."""
         return self.run("run_ponder.py", *commands).stdout
+
+
+@contextmanager
+def served(scratch: Scratch, *options: str) -> Iterator[str]:
+    """`ponder serve` in this environment: its address."""
+    command = [str(scratch.python), "-m", "ponder", "serve", "--port", "0", "--threads", "1", *options]
+    with subprocess.Popen(
+        command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as process:
+        try:
+            assert process.stdout is not None
+            found = re.search(r"http://\S+", line := process.stdout.readline())
+            assert found is not None, line
+            yield found[0]
+        finally:
+            process.terminate()

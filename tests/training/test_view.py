@@ -22,7 +22,8 @@ def test_plain_lines_say_what_the_screen_says(capsys: pytest.CaptureFixture[str]
     view.begin(tiny(), 128, 0)  # batches of 16 at 16 a second: 120 updates are two minutes
     view.row(TRAIN)
     view.row(EVAL)
-    begun, trained, evaluated = capsys.readouterr().out.splitlines()
+    begun, meant, trained, evaluated = capsys.readouterr().out.splitlines()
+    assert "own halting" in meant and "full budget" in meant
     assert "sudoku-mini: 128 updates of 16" in begun
     for part in ("loss 1.2500", "exact 25.0%", "steps 2.50", "grad 0.500", "norms 4.00 3.00", "ratio 1.500"):
         assert part in trained
