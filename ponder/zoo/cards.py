@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from pydantic import ConfigDict, Field
 from rich.console import Console
@@ -21,7 +22,7 @@ from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
 from ponder.config.schema import Frozen, parse
-from ponder.domains.contract import Progress, silent
+from ponder.domains.contract import Domain, Progress, Source, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
@@ -32,6 +33,8 @@ CARD, WEIGHTS = "card.json", "weights.safetensors"
 EXAMPLES = 2000
 """Of each split, for the scores of a card."""
 AGAIN = "write it again with `ponder zoo add`"
+HARD = 12
+"""Puzzles that a card keeps because they take long."""
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
 
@@ -70,6 +73,13 @@ class Step(Frozen):
     valid: float
 
 
+class Hard(Frozen):
+    """A test puzzle that takes the model long."""
+
+    puzzle: str
+    steps: int
+
+
 class Card(Frozen):
     """What a card holds, at least."""
 
@@ -88,6 +98,7 @@ class Card(Frozen):
     accuracy: dict[str, Score] = Field(min_length=1)
     by_step_split: str
     by_step: list[Step]
+    hard: tuple[Hard, ...] = ()
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -210,6 +221,7 @@ def make_card(
     steps = BEYOND * budget if model.config.states else 1
     here, how = runtime.Runtime(torch.device("cpu")), evaluate.Settings(steps, config.eval.batch, EXAMPLES)
     accuracy: dict[str, Any] = {}
+    hard: list[dict[str, Any]] = []
     by_step: dict[str, list[dict[str, Any]]] = {}
     for split, info in domain.splits.items():
         if info.role not in ("test", "ood"):
@@ -227,6 +239,7 @@ def make_card(
         if info.role == "test":
             shares = records.valid.mean(axis=0).tolist()
             by_step[split] = [{"step": step, "valid": share} for step, share in enumerate(shares, 1)]
+            hard = hard or hardest(domain, dataset.source(split), records.first(budget))
     first = next(iter(by_step))
     flat = config.data.flat()
     evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
@@ -263,8 +276,18 @@ def make_card(
         "accuracy": accuracy,
         "by_step_split": first,
         "by_step": by_step[first],
+        "hard": hard,
         "limits": limits or default_limits(accuracy[first], first),
     }
+
+
+def hardest(domain: Domain, source: Source, records: evaluate.Records) -> list[dict[str, Any]]:
+    """The solved puzzles that took the most steps, the longest first, for those who want to see a model think."""
+    steps = np.where(records.valid.any(axis=1), records.valid.argmax(axis=1) + 1, 0)
+    chosen = np.argsort(-steps, kind="stable")[:HARD]
+    inputs = source.fetch(records.index[chosen], np.zeros(len(chosen), dtype=np.int64)).inputs
+    made = zip(inputs, steps[chosen].tolist(), strict=True)
+    return [{"puzzle": domain.format(puzzle), "steps": taken} for puzzle, taken in made if taken > 1]
 
 
 def default_limits(score: Mapping[str, Any], split: str) -> str:

@@ -22,6 +22,7 @@ let model = null;
 let view = null;
 let answer = null; // the server's last word on the puzzle shown, once it is there
 let running = null; // aborts the solution under way
+let shown = 0; // hard puzzles of this model that were put on the board
 let turn = 0; // counts what the user did: a random puzzle that comes after the next deed comes too late
 let remembering = null; // the timer after which the address names the puzzle
 const player = new Player(render);
@@ -107,7 +108,7 @@ function listDomains() {
   const domains = [...new Set(models.map(({ domain }) => domain))].sort((a, b) => order(a) - order(b));
   $("domains").replaceChildren(
     ...domains.map((domain) =>
-      h("label", {}, h("input", { type: "radio", name: "domain", value: domain, onchange: () => start(models.find((m) => m.domain === domain)) }), h("span", {}, titleOf(domain))),
+      h("label", {}, h("input", { type: "radio", name: "domain", value: domain, onchange: () => start(favourite(domain)) }), h("span", {}, titleOf(domain))),
     ),
   );
 }
@@ -132,13 +133,32 @@ function choose(chosen) {
   $("view").replaceChildren(view.element);
   draw($("chart"), model, null, words);
   for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;
+  $("hard").disabled = !hardOnes(model).length;
+  shown = 0;
   forget();
 }
 
-// A model with a puzzle to begin with.
+// Test puzzles that took this model the most steps, as its card lists them.
+function hardOnes({ card }) {
+  return card?.hard ?? [];
+}
+
+// Of a domain the model with the most to show: whose hard puzzles take the most steps.
+function favourite(domain) {
+  const most = (m) => hardOnes(m)[0]?.steps ?? 0;
+  return models.filter((m) => m.domain === domain).reduce((best, m) => (most(m) > most(best) ? m : best));
+}
+
+// A model with a puzzle to begin with: one that is worth watching, where the card has some.
 async function start(chosen) {
   choose(chosen);
-  await randomise();
+  if (hardOnes(model).length) nextHard();
+  else await randomise();
+}
+
+function nextHard() {
+  const ones = hardOnes(model);
+  put(ones[shown++ % ones.length].puzzle);
 }
 
 // Puzzles --------------------------------------------------------------------------------------------------------------
@@ -262,7 +282,7 @@ async function follow() {
   const link = new URLSearchParams(location.hash.slice(1));
   const [name, puzzle] = [link.get("model"), link.get("puzzle")];
   const wanted = models.find((m) => m.name === name);
-  if (wanted === undefined || puzzle === null) await start(wanted ?? models.find(({ domain }) => domain === $("domains").querySelector("input").value));
+  if (wanted === undefined || puzzle === null) await start(wanted ?? favourite($("domains").querySelector("input").value));
   else {
     choose(wanted);
     try {
@@ -284,6 +304,7 @@ function listen() {
     view.show(null, null);
   });
   $("random").addEventListener("click", randomise);
+  $("hard").addEventListener("click", nextHard);
   $("clear").addEventListener("click", () => {
     view.clear();
     edited();
