@@ -174,7 +174,10 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
         shares = [share_words(score[k]) if score[k] else "–" for k in ("exact", "valid", "solved")]
         scores.add_row(split, *shares, f"{score['n']:,}")
     console.print(scores)
-    by_step = "  ".join(f"{each['step']}: {each['valid']:.1%}" for each in card["by_step"])
+    steps = [(each["step"], f"{each['valid']:.1%}") for each in card["by_step"]]
+    settled = next(i for i in range(len(steps)) if all(share == steps[i][1] for _, share in steps[i:]))
+    by_step = "  ".join(f"{step}: {share}" for step, share in steps[: settled + 1])
+    by_step += " and on" if settled + 1 < len(steps) else ""
     console.print(f"  [dim]valid after each step on {card['by_step_split']}[/]  {by_step}", soft_wrap=True)
 
 
