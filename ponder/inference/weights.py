@@ -3,7 +3,6 @@
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ConfigDict, Field
@@ -12,7 +11,7 @@ from ponder import checkpoint
 from ponder.base import files
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
-from ponder.config.resolve import Config
+from ponder.config.resolve import Config, DataConfig
 from ponder.config.schema import Frozen, ModelConfig, parse
 from ponder.domains.contract import Domain
 from ponder.model.fit import check_sizes
@@ -29,7 +28,8 @@ def user_zoo() -> Path:
 
 @dataclass(frozen=True)
 class Opened:
-    """Trained weights, ready to run. An imported checkpoint has no configuration of ours, and so no domain."""
+    """Trained weights, ready to run. An imported checkpoint has no configuration of ours, and a domain where one was
+    named when it was imported."""
 
     name: str
     path: Path
@@ -38,6 +38,7 @@ class Opened:
     domain: Domain | None
     update: int | None
     sha256: str
+    data: DataConfig | None = None
 
 
 def zoo_folders() -> dict[str, Path]:
@@ -66,14 +67,13 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     else:
         file = run / "weights.safetensors"
         tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
-    if stored.get("kind") == "imported":
-        config, domain = None, None
-        theirs = ModelConfig.model_validate(stored["model"])
-        check_sizes(theirs, stored["vocab"], stored["tokens"], tensors)
-        model = Reasoner(theirs, stored["vocab"], stored["tokens"], len(tensors["table"]))
+    if isinstance(stored, Imported):
+        config, data, domain = None, stored.data, stored.domain()
+        check_sizes(stored.model, stored.vocab, stored.tokens, tensors)
+        model = Reasoner(stored.model, stored.vocab, stored.tokens, len(tensors["table"]))
     else:
-        config = configuration.from_flat(stored)
-        domain = config.data.make()
+        config, data = stored, stored.data
+        domain = data.make()
         check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
     missing = model.load_state_dict(tensors, strict=False).missing_keys
@@ -83,7 +83,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     model.eval().requires_grad_(False)
     if device is not None:
         model = model.to(device)
-    return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256)
+    return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256, data)
 
 
 class Imported(Frozen):
@@ -95,13 +95,25 @@ class Imported(Frozen):
     vocab: int = Field(ge=1)
     tokens: int = Field(ge=1)
     task_ids: int = Field(ge=1)
+    data: DataConfig | None = None
+
+    def domain(self) -> Domain | None:
+        if self.data is None:
+            return None
+        domain = self.data.make()
+        if (self.vocab, self.tokens) != (len(domain.vocab), domain.seq_len):
+            raise UserError(
+                f"a model of {self.vocab} symbols and {self.tokens} tokens cannot be one for {domain.name} of "
+                f"{len(domain.vocab)} symbols and {domain.seq_len} tokens: name another --domain"
+            )
+        return domain
 
 
-def _settings(run: Path) -> dict[str, Any]:
+def _settings(run: Path) -> "Imported | Config":
     stored = files.read_object(run / "config.json", "restore it from a copy")
     if stored.get("kind") == "imported":
-        parse(Imported, stored, str(run / "config.json"))
-    return stored
+        return parse(Imported, stored, str(run / "config.json"))
+    return configuration.from_flat(stored)
 
 
 def _locate(path: Path) -> tuple[Path, checkpoint.Checkpoint | None]:

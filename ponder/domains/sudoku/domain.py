@@ -79,6 +79,7 @@ class Sudoku(GridDomain):
         "answer likewise, with a digit in every cell."
     )
     example = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+    published = (" ", ".", *"123456789")
     paper_examples = 3_829_994
     smoke: ClassVar[Mapping[str, Any]] = {"train": 200, "val": 16, "test": 16}
     Params: ClassVar[type[Params]] = SudokuParams
