@@ -41,6 +41,8 @@ VERBS = {
     "eval-llm": Verb("commands.eval_llm", "put a domain's examples to a language model"),
     "study": Verb("commands.study", "the paper's experiments as one-diff variants: list, show, run, status, report"),
     "import": Verb("commands.import_", "convert a published HRM, TRM or URM checkpoint"),
+    "push": Verb("commands.push", "put a model on the Hugging Face Hub"),
+    "pull": Verb("commands.pull", "fetch a model from the Hub into your zoo"),
     "serve": Verb("commands.serve", "the solvers over HTTP, with a web page and MCP tools"),
     "mcp": Verb("commands.mcp", "the solvers as tools for language models, over stdio"),
     "export": Verb("commands.export", "write one ACT step of a model as an ONNX graph"),

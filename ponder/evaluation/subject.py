@@ -216,7 +216,7 @@ def open_subject(request: EvalRequest, here: Runtime, progress: Progress = silen
 
 def default_folder(opened: Opened) -> Path:
     path = opened.path
-    if path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
+    if opened.kept or path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
         return Path(f"eval-{opened.name}")
     if (path / "config.json").is_file():
         return path / "eval"

@@ -1,6 +1,8 @@
-"""Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder."""
+"""Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder, a model on
+the Hub."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +10,7 @@ import torch
 from pydantic import ConfigDict, Field
 
 from ponder import checkpoint
-from ponder.base import files
+from ponder.base import files, hub
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, DataConfig
@@ -19,6 +21,12 @@ from ponder.model.reasoner import Reasoner
 
 ZOO = Path(__file__).parents[1] / "zoo"
 """The models that come with ponder."""
+
+
+HUB = "hf://"
+"""What an address on the Hugging Face Hub begins with: hf://OWNER/NAME, or hf://OWNER/NAME@REVISION."""
+TRAVELS = {"config.json": 2**20, "card.json": 2**20, "weights.safetensors": 2**33}
+"""What is fetched of a model on the Hub, and how many bytes it may have. None of it can run anything."""
 
 
 def user_zoo() -> Path:
@@ -39,6 +47,8 @@ class Opened:
     update: int | None
     sha256: str
     data: DataConfig | None = None
+    kept: bool = False
+    """Whether the folder is a cache, in which nothing else belongs."""
 
 
 def zoo_folders() -> dict[str, Path]:
@@ -52,9 +62,13 @@ def zoo_names() -> list[str]:
 
 
 def open_weights(where: str | Path, weights: str = "ema", device: torch.device | None = None) -> Opened:
-    """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, or an imported folder."""
-    path = Path(where)
-    if not path.exists():
+    """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, an imported folder, or a
+    model on the Hub."""
+    path, on_hub = Path(where), str(where).startswith(HUB)
+    name = path.name  # of one on the Hub: with its revision, where one is given
+    if on_hub:
+        path = hub_folder(str(where))
+    elif not path.exists():
         zoo = zoo_folders()
         if str(where) not in zoo:
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
@@ -83,7 +97,39 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     model.eval().requires_grad_(False)
     if device is not None:
         model = model.to(device)
-    return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256, data)
+    update = saved.state["update"] if saved else None
+    return Opened(name if on_hub else path.name, path, model, config, domain, update, sha256, data, kept=on_hub)
+
+
+# On the Hub -----------------------------------------------------------------------------------------------------------
+
+
+def hub_address(text: str) -> tuple[str, str]:
+    """(OWNER/NAME, revision) of an address with or without hf:// before it."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?", text.removeprefix(HUB), re.ASCII)
+    if match is None or ".." in text:
+        raise UserError(f"{text!r} is no address on the Hub: write OWNER/NAME or OWNER/NAME@REVISION (commit, tag)")
+    return match[1], match[2] or hub.MAIN
+
+
+def hub_folder(address: str, newest: bool = False) -> Path:
+    """The folder of a model on the Hub: from the user's cache where this revision is in it, else fetched. `newest`: ask
+    the Hub in any case. Each byte is what the card says it should be."""
+    repo, revision = hub_address(address)
+    found = None if newest else hub.cached("model", repo, revision, TRAVELS)
+    if found is None:
+        instead = "give OWNER/NAME of a model that `ponder push` wrote, or a folder"
+        found = hub.fetched("model", repo, revision, TRAVELS, instead, TRAVELS)
+    folder, *others = {path.parent for path in found.values()}
+    if others:
+        raise UserError(f"{repo} was changed while it was fetched: give the same command again")
+    known = files.read_object(folder / "card.json", "ask its owner to push it again").get("files")
+    for name in TRAVELS.keys() - {"card.json"}:
+        said = known.get(name) if isinstance(known, dict) else None
+        if said != files.sha256(folder / name):
+            fault = "is not what its card says (the sha256 differs)" if said else "has no sha256 in its card"
+            raise UserError(f"{name} of {repo}@{folder.name} {fault}: delete {folder}, or take another revision")
+    return folder
 
 
 class Imported(Frozen):
