@@ -35,6 +35,8 @@ VERBS = {
     "eval-llm": Verb("eval_llm", "put a domain's examples to a language model"),
     "study": Verb("study", "the paper's experiments as one-diff variants: list, show, run, status, report"),
     "import": Verb("import_", "convert a published HRM, TRM or URM checkpoint"),
+    "push": Verb("commands.push", "put a model on the Hugging Face Hub"),
+    "pull": Verb("commands.pull", "fetch a model from the Hub into your zoo"),
     "serve": Verb("serve", "the solvers over HTTP, with a web page and MCP tools"),
     "mcp": Verb("mcp", "the solvers as tools for language models, over stdio"),
     "export": Verb("export", "write one ACT step of a model as an ONNX graph"),

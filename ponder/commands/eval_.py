@@ -30,7 +30,9 @@ def main(args: Sequence[str]) -> None:
         "halting policy, as `ponder policies` (whose options then hold).",
     )
     parser.add_argument("checkpoint", help="a run folder, a checkpoint in one, an imported folder, or a zoo name")
-    parser.add_argument("--domain", metavar="PRESET", help="evaluate on this preset's data; imported models need it")
+    parser.add_argument(
+        "--domain", metavar="PRESET", help="evaluate on this preset's data; imported ones that name none need it"
+    )
     parser.add_argument("--split", nargs="+", action="extend", default=[], metavar="S", help="default: all but train")
     parser.add_argument("--steps", type=int, metavar="T", help="ACT steps to run (default: twice the training budget)")
     parser.add_argument("--weights", choices=("ema", "online", "both"), default="ema")

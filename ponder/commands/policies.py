@@ -16,7 +16,9 @@ from ponder.inference.engine import SLOTS
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("checkpoint", help="a run folder, a checkpoint in one, an imported folder, or a zoo name")
-    parser.add_argument("--domain", metavar="PRESET", help="use this preset's data; imported models need it")
+    parser.add_argument(
+        "--domain", metavar="PRESET", help="use this preset's data; imported ones that name none need it"
+    )
     parser.add_argument("--split", help="default: the test split")
     parser.add_argument("--limit", type=int, help="so many examples, spread evenly over the split")
     parser.add_argument("--weights", choices=("ema", "online"), default="ema")

@@ -23,7 +23,7 @@ from ponder.domains.contract import Json, Tokens
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.pictures import confident
 from ponder.inference.solver import Shelf, Solver, Unsolvable
-from ponder.inference.weights import zoo_names
+from ponder.inference.weights import HUB, zoo_names
 
 CHUNK = 1024
 """Puzzles of a long file that share the machine; the answers of one chunk are out before the next is read."""
@@ -48,7 +48,7 @@ def main(args: Sequence[str]) -> None:
         prog="ponder solve",
         description="Solve puzzles. Exit code 0: all answers verified; 1: some puzzle got none, or a refused one.",
     )
-    parser.add_argument("model", help="a domain (sudoku), a zoo model (sudoku-4x4) or a run folder")
+    parser.add_argument("model", help="a domain (sudoku), a zoo model (sudoku-4x4), a run folder or hf://OWNER/NAME")
     parser.add_argument("puzzles", nargs="*", metavar="PUZZLE", help="text or JSON; - reads one a line from stdin")
     parser.add_argument("--file", type=Path, metavar="F", help="one puzzle a line, text or JSON")
     parser.add_argument("--random", type=int, nargs="?", const=-1, metavar="SEED", help="make a puzzle to solve")
@@ -94,7 +94,9 @@ def main(args: Sequence[str]) -> None:
 
 
 def open_shelf(model: str, **how: Any) -> tuple[Shelf, str]:
-    """The zoo, or the one model in a folder; and the name to ask for."""
+    """The zoo, or the one model in a folder or on the Hub; and the name to ask for."""
+    if model.startswith(HUB):
+        return Shelf([model], **how), Path(model).name
     if model not in zoo_names() and not registry.known(model) and Path(model).exists():
         return Shelf([model], **how), Path(model).name
     return Shelf(**how), model

@@ -187,6 +187,8 @@ class Domain(ABC):
     """Whether several examples can make up one task, which is solved when all of them are (`tasks_of`)."""
     smoke: ClassVar[Mapping[str, Any]] = {}
     """Parameters that make the data small enough to try a study in seconds; the rest is as its preset has it."""
+    published: ClassVar[Sequence[str]] = ()
+    """Token id -> symbol in datasets of the published models, where they have more or others than `vocab`."""
     paper_examples: ClassVar[int | None] = None
     """Training examples at paper scale, where a study counts in epochs; None: not known without building them."""
     Params: ClassVar[type[Params]] = Sizes

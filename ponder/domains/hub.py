@@ -1,8 +1,6 @@
 """CSV files of published datasets: found in the Hub's cache or fetched, and read strictly."""
 
 import csv
-import socket
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,61 +9,21 @@ from typing import NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ponder.base import hub
 from ponder.base.errors import UserError
 from ponder.domains.contract import Ints, Progress, Tokens, silent
 
 COMMA, NEWLINE, RETURN, QUOTE = b',\n\r"'
 CHUNK_BYTES = 1 << 24
-PATIENCE = 0.5
-"""Seconds to wait for a sign of the network; the Hub's own client retries for 24 s when there is none."""
 
 
-def hub_csvs(repo: str, names: Sequence[str]) -> dict[str, Path]:
-    """The named files of a dataset repository, from the local cache where they are there, else fetched."""
-    from huggingface_hub import constants, hf_hub_download
-    from huggingface_hub.errors import LocalEntryNotFoundError
-
-    def path(name: str, cached: bool) -> Path:
-        return Path(hf_hub_download(repo, name, repo_type="dataset", local_files_only=cached))
-
-    try:
-        return {name: path(name, cached=True) for name in names}
-    except LocalEntryNotFoundError:
-        pass
-    instead = "use a local copy: --data.source csv --data.folder DIR, or the generator: --data.source generate"
-    if constants.HF_HUB_OFFLINE or not reachable(constants.ENDPOINT):
-        raise UserError(f"{repo} is not in the Hub's cache and the Hub cannot be reached; {instead}")
-    try:
-        return {name: path(name, cached=False) for name in names}
-    except Exception as error:  # the client's HTTP library has its own errors, and has been exchanged before
-        reason = str(error).strip().partition("\n")[0]
-        raise UserError(f"{repo} could not be fetched from the Hub ({reason}); {instead}") from error
-
-
-def reachable(endpoint: str) -> bool:
-    """Whether the endpoint, or the proxy in front of it, takes a connection soon."""
-    from urllib.parse import urlsplit
-    from urllib.request import getproxies, proxy_bypass
-
-    url = urlsplit(endpoint)
-    proxy = getproxies().get(url.scheme)
-    if proxy and not proxy_bypass(url.hostname or ""):
-        url = urlsplit(proxy if "://" in proxy else f"{url.scheme}://{proxy}")
-    answered: list[bool] = []
-
-    def knock() -> None:
-        try:
-            port = url.port or (443 if url.scheme == "https" else 80)
-            socket.create_connection((url.hostname or "", port), timeout=PATIENCE).close()
-            answered.append(True)
-        except OSError:
-            pass
-
-    # A thread, because looking up the host name has no timeout of its own.
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(PATIENCE)
-    return bool(answered)
+def hub_csvs(repo: str, revision: str, names: Sequence[str]) -> dict[str, Path]:
+    """The named files of a dataset repository at a commit, from the local cache where they are there, else fetched."""
+    found = hub.cached("dataset", repo, revision, names)
+    if found is None:
+        instead = "use a local copy: --data.source csv --data.folder DIR, or the generator: --data.source generate"
+        found = hub.fetched("dataset", repo, revision, names, instead)
+    return found
 
 
 @dataclass(frozen=True)

@@ -90,12 +90,15 @@ def choose_data(opened: Opened, preset: str | None) -> tuple[DataConfig, Config]
     """The data to evaluate on, and the configuration that gives batch and precision. Refuses what cannot fit."""
     own = opened.config
     if preset is None:
-        if own is None:
+        if opened.data is None:
             raise UserError(
                 f"{opened.path} was imported and does not say what data it is for: add --domain PRESET, one of "
                 f"{', '.join(configuration.preset_names())}"
             )
-        return own.data, own
+        if own is not None:
+            return own.data, own
+        nominal = {"preset": "imported", "scale": "paper", "data": opened.data.flat(), "train": {"updates": 1}}
+        return _named_tasks(opened, opened.data), configuration.from_flat(nominal)
     chosen = configuration.resolve(preset)
     domain = chosen.data.make()
     model = opened.model
@@ -110,13 +113,17 @@ def choose_data(opened: Opened, preset: str | None) -> tuple[DataConfig, Config]
             f"same kind"
         )
     if own is None:
-        return (with_identifiers(chosen.data, opened.path) if domain.task_ids > 1 else chosen.data), chosen
+        return _named_tasks(opened, chosen.data), chosen
     if domain.task_ids > 1 and _task_names(own.data) != _task_names(chosen.data):
         raise UserError(
             f"{opened.path} has task ids of its own data; preset {preset} numbers other tasks or augmentations: leave "
             f"out --domain, or change nothing in it but eval_augmentations"
         )
     return chosen.data, own
+
+
+def _named_tasks(opened: Opened, data: DataConfig) -> DataConfig:
+    return with_identifiers(data, opened.path) if data.make().task_ids > 1 else data
 
 
 def _described(domain: Domain) -> str:
@@ -209,7 +216,7 @@ def open_subject(request: EvalRequest, here: Runtime, progress: Progress = silen
 
 def default_folder(opened: Opened) -> Path:
     path = opened.path
-    if path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
+    if opened.kept or path.resolve() in [folder.resolve() for folder in zoo_folders().values()]:
         return Path(f"eval-{opened.name}")
     if (path / "config.json").is_file():
         return path / "eval"

@@ -47,7 +47,7 @@ class Solver:
         _possible(steps, fallback, search)
         self.opened = open_weights(model, device=torch.device(device))
         if self.opened.domain is None:
-            raise UserError(f"{model} was imported and names no domain: evaluate it with `ponder eval --domain`")
+            raise UserError(f"{model} was imported and names no domain: import it again with --domain PRESET")
         if fallback is not None and not self.opened.domain.exact:
             raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
         if fallback == "guided" and type(self.opened.domain).guided is Domain.guided:

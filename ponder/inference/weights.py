@@ -1,18 +1,19 @@
-"""Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder."""
+"""Opening whatever holds trained weights: a zoo name, a run folder, a checkpoint in one, an imported folder, a model on
+the Hub."""
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ConfigDict, Field
 
 from ponder import checkpoint
-from ponder.base import files
+from ponder.base import files, hub
 from ponder.base.errors import UserError, unknown
 from ponder.config import resolve as configuration
-from ponder.config.resolve import Config
+from ponder.config.resolve import Config, DataConfig
 from ponder.config.schema import Frozen, ModelConfig, parse
 from ponder.domains.contract import Domain
 from ponder.model.fit import check_sizes
@@ -22,6 +23,12 @@ ZOO = Path(__file__).parents[1] / "zoo"
 """The models that come with ponder."""
 
 
+HUB = "hf://"
+"""What an address on the Hugging Face Hub begins with: hf://OWNER/NAME, or hf://OWNER/NAME@REVISION."""
+TRAVELS = {"config.json": 2**20, "card.json": 2**20, "weights.safetensors": 2**33}
+"""What is fetched of a model on the Hub, and how many bytes it may have. None of it can run anything."""
+
+
 def user_zoo() -> Path:
     """The user's own."""
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share") / "ponder" / "zoo"
@@ -29,7 +36,8 @@ def user_zoo() -> Path:
 
 @dataclass(frozen=True)
 class Opened:
-    """Trained weights, ready to run. An imported checkpoint has no configuration of ours, and so no domain."""
+    """Trained weights, ready to run. An imported checkpoint has no configuration of ours, and a domain where one was
+    named when it was imported."""
 
     name: str
     path: Path
@@ -38,6 +46,9 @@ class Opened:
     domain: Domain | None
     update: int | None
     sha256: str
+    data: DataConfig | None = None
+    kept: bool = False
+    """Whether the folder is a cache, in which nothing else belongs."""
 
 
 def zoo_folders() -> dict[str, Path]:
@@ -51,9 +62,13 @@ def zoo_names() -> list[str]:
 
 
 def open_weights(where: str | Path, weights: str = "ema", device: torch.device | None = None) -> Opened:
-    """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, or an imported folder."""
-    path = Path(where)
-    if not path.exists():
+    """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, an imported folder, or a
+    model on the Hub."""
+    path, on_hub = Path(where), str(where).startswith(HUB)
+    name = path.name  # of one on the Hub: with its revision, where one is given
+    if on_hub:
+        path = hub_folder(str(where))
+    elif not path.exists():
         zoo = zoo_folders()
         if str(where) not in zoo:
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
@@ -66,14 +81,13 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     else:
         file = run / "weights.safetensors"
         tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
-    if stored.get("kind") == "imported":
-        config, domain = None, None
-        theirs = ModelConfig.model_validate(stored["model"])
-        check_sizes(theirs, stored["vocab"], stored["tokens"], tensors)
-        model = Reasoner(theirs, stored["vocab"], stored["tokens"], len(tensors["table"]))
+    if isinstance(stored, Imported):
+        config, data, domain = None, stored.data, stored.domain()
+        check_sizes(stored.model, stored.vocab, stored.tokens, tensors)
+        model = Reasoner(stored.model, stored.vocab, stored.tokens, len(tensors["table"]))
     else:
-        config = configuration.from_flat(stored)
-        domain = config.data.make()
+        config, data = stored, stored.data
+        domain = data.make()
         check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
     missing = model.load_state_dict(tensors, strict=False).missing_keys
@@ -83,7 +97,39 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     model.eval().requires_grad_(False)
     if device is not None:
         model = model.to(device)
-    return Opened(path.name, path, model, config, domain, saved.state["update"] if saved else None, sha256)
+    update = saved.state["update"] if saved else None
+    return Opened(name if on_hub else path.name, path, model, config, domain, update, sha256, data, kept=on_hub)
+
+
+# On the Hub -----------------------------------------------------------------------------------------------------------
+
+
+def hub_address(text: str) -> tuple[str, str]:
+    """(OWNER/NAME, revision) of an address with or without hf:// before it."""
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+?)(?:@([\w.-]+))?", text.removeprefix(HUB), re.ASCII)
+    if match is None or ".." in text:
+        raise UserError(f"{text!r} is no address on the Hub: write OWNER/NAME or OWNER/NAME@REVISION (commit, tag)")
+    return match[1], match[2] or hub.MAIN
+
+
+def hub_folder(address: str, newest: bool = False) -> Path:
+    """The folder of a model on the Hub: from the user's cache where this revision is in it, else fetched. `newest`: ask
+    the Hub in any case. Each byte is what the card says it should be."""
+    repo, revision = hub_address(address)
+    found = None if newest else hub.cached("model", repo, revision, TRAVELS)
+    if found is None:
+        instead = "give OWNER/NAME of a model that `ponder push` wrote, or a folder"
+        found = hub.fetched("model", repo, revision, TRAVELS, instead, TRAVELS)
+    folder, *others = {path.parent for path in found.values()}
+    if others:
+        raise UserError(f"{repo} was changed while it was fetched: give the same command again")
+    known = files.read_object(folder / "card.json", "ask its owner to push it again").get("files")
+    for name in TRAVELS.keys() - {"card.json"}:
+        said = known.get(name) if isinstance(known, dict) else None
+        if said != files.sha256(folder / name):
+            fault = "is not what its card says (the sha256 differs)" if said else "has no sha256 in its card"
+            raise UserError(f"{name} of {repo}@{folder.name} {fault}: delete {folder}, or take another revision")
+    return folder
 
 
 class Imported(Frozen):
@@ -95,13 +141,25 @@ class Imported(Frozen):
     vocab: int = Field(ge=1)
     tokens: int = Field(ge=1)
     task_ids: int = Field(ge=1)
+    data: DataConfig | None = None
+
+    def domain(self) -> Domain | None:
+        if self.data is None:
+            return None
+        domain = self.data.make()
+        if (self.vocab, self.tokens) != (len(domain.vocab), domain.seq_len):
+            raise UserError(
+                f"a model of {self.vocab} symbols and {self.tokens} tokens cannot be one for {domain.name} of "
+                f"{len(domain.vocab)} symbols and {domain.seq_len} tokens: name another --domain"
+            )
+        return domain
 
 
-def _settings(run: Path) -> dict[str, Any]:
+def _settings(run: Path) -> "Imported | Config":
     stored = files.read_object(run / "config.json", "restore it from a copy")
     if stored.get("kind") == "imported":
-        parse(Imported, stored, str(run / "config.json"))
-    return stored
+        return parse(Imported, stored, str(run / "config.json"))
+    return configuration.from_flat(stored)
 
 
 def _locate(path: Path) -> tuple[Path, checkpoint.Checkpoint | None]:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def our_name(kind: str, name: str) -> str | None:
     """The name of one of their tensors in a Reasoner; None for names that are not theirs."""
-    short = re.sub(r"^(_orig_mod\.|model\.|inner\.)+", "", name)
+    short = _short(name)
     if short in _PLACE:
         return _PLACE[short]
     match = re.fullmatch(r"((?:[HL]_level\.)?)layers\.(\d+)\.(.+)", short)
@@ -125,8 +125,18 @@ def our_name(kind: str, name: str) -> str | None:
     return f"{_MODULES[kind][match[1]]}.layers.{match[2]}.{_LAYER[match[3]]}"
 
 
-def load_official(kind: str, config: Mapping[str, Any], state_dict: Mapping[str, Tensor]) -> Reasoner:
-    """A Reasoner with a published model's weights. Every tensor must find its place, and every place its tensor."""
+def _short(name: str) -> str:
+    """Without what compiling and the loss's module put before it."""
+    return re.sub(r"^(_orig_mod\.|model\.|inner\.)+", "", name)
+
+
+def load_official(
+    kind: str, config: Mapping[str, Any], state_dict: Mapping[str, Tensor], symbols: Sequence[int] | None = None
+) -> Reasoner:
+    """A Reasoner with a published model's weights. Every tensor must find its place, and every place its tensor.
+
+    `symbols`: which of its tokens ours are, in our order; all of them, where it is left out.
+    """
     ours = official_config(kind, config)
     named: dict[str, tuple[str, Tensor]] = {}
     for name, tensor in state_dict.items():
@@ -143,6 +153,9 @@ def load_official(kind: str, config: Mapping[str, Any], state_dict: Mapping[str,
         named[place] = (name, tensor)
     if "embed" not in named:
         raise UserError("the checkpoint has no tensor embed_tokens.embedding_weight: is it the whole model?")
+    if symbols is not None:
+        for place in {"embed", "head.weight"} & named.keys():
+            named[place] = (named[place][0], named[place][1][list(symbols)])
     vocab = named["embed"][1].shape[0]
     tokens = _tokens(config, ours, named)
     rows = named["table"][1].shape[0] if "table" in named else 1
@@ -170,7 +183,7 @@ def _tokens(config: Mapping[str, Any], ours: ModelConfig, named: Mapping[str, tu
             return named[place][1].shape[axis] - ours.prefix
     tokens = _flat(config).get("seq_len")
     if tokens is None:
-        raise UserError("the configuration lacks 'seq_len', the tokens of a puzzle (81 for 9x9 Sudoku): add it")
+        raise UserError("nothing tells the tokens of a puzzle: give --seq-len (81 for 9x9 Sudoku), or --domain PRESET")
     return int(tokens)
 
 
@@ -188,13 +201,21 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     except Exception as error:  # whatever a damaged or hostile file makes the readers raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(f"{path} is not a file of plain weights, and was not run to find out more: {reason}") from None
-    for wrapper in ("model_state_dict", "state_dict"):  # URM saves its optimisers beside the weights
+    for wrapper in ("model_state_dict", "state_dict", "model"):  # URM and TRM save optimisers beside the weights
         if isinstance(loaded, dict) and isinstance(loaded.get(wrapper), dict):
-            loaded = loaded[wrapper]
+            loaded = _averaged(loaded[wrapper], loaded.get("ema_helper"))
+            break
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise UserError(f"{path} holds no state dict of tensors")
     refuse_repeated(path, loaded)
     return loaded
+
+
+def _averaged(weights: dict[str, Any], ema: Any) -> dict[str, Any]:
+    """The weights, and in their place the averaged ones, which TRM evaluates with, where there are any."""
+    shadow = ema.get("shadow", ema) if isinstance(ema, dict) else {}
+    names = {_short(name): name for name in weights}
+    return {**weights, **{names.get(_short(name), name): tensor for name, tensor in shadow.items()}}
 
 
 def refuse_repeated(path: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -217,8 +238,9 @@ def refuse_repeated(path: Path, tensors: Mapping[str, Tensor]) -> None:
 _TOKENS = {"sudoku": 81, "maze": 900, "arc": 900}
 
 
-def with_tokens(config: Mapping[str, Any], seq_len: int | None) -> dict[str, Any]:
-    """Their configuration with the length of a puzzle in it: as given, as it says, or as its dataset's name tells."""
+def with_tokens(config: Mapping[str, Any], seq_len: int | None, of_domain: int | None = None) -> dict[str, Any]:
+    """Their configuration with the length of a puzzle in it: as given, as it says, as the domain has it, or as its
+    dataset's name tells."""
     if seq_len is not None:
         if seq_len < 1:
             raise UserError(f"--seq-len {seq_len} is too small: give the tokens of a puzzle, 81 for 9x9 Sudoku")
@@ -226,6 +248,8 @@ def with_tokens(config: Mapping[str, Any], seq_len: int | None) -> dict[str, Any
     arch = config.get("arch")
     if "seq_len" in config or (isinstance(arch, Mapping) and "seq_len" in arch):
         return dict(config)
+    if of_domain is not None:
+        return {**config, "seq_len": of_domain}
     paths = config.get("data_paths") or [config.get("data_path")]
     names = [Path(str(path)).name.lower() for path in paths] if isinstance(paths, list) else []
     found = {tokens for word, tokens in _TOKENS.items() for name in names if name.startswith(word)}
@@ -252,10 +276,15 @@ def weights_of(model: Reasoner) -> dict[str, Tensor]:
 
 
 def write_folder(
-    model: Reasoner, folder: Path, source: Mapping[str, str], identifiers: list[str] | None = None
+    model: Reasoner,
+    folder: Path,
+    source: Mapping[str, str],
+    identifiers: list[str] | None = None,
+    data: Mapping[str, Any] | None = None,
 ) -> None:
-    """A folder that evaluation and solving can open: `config.json`, `weights.safetensors` and, where it was given, the
-    published `identifiers.json`. Written aside, it gets its name when it is whole."""
+    """A folder that evaluation and solving can open: `config.json`, which names the `data` it is for where that is
+    known, `weights.safetensors` and, where it was given, the published `identifiers.json`. Written aside, it gets its
+    name when it is whole."""
     refuse_used(folder)
     about = {
         "kind": "imported",
@@ -264,6 +293,7 @@ def write_folder(
         "tokens": model.tokens,
         "task_ids": len(model.table),
         "source": dict(source),
+        "data": data,
     }
     if identifiers is not None and len(identifiers) != len(model.table):
         raise UserError(

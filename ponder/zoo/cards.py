@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from pydantic import ConfigDict, Field
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 from safetensors.torch import save_file
 
@@ -136,10 +137,10 @@ def table(cards: Sequence[Mapping[str, Any]]) -> Table:
     for card in cards:
         scores = card["accuracy"]
         out.add_row(
-            f"[bold]{card['name']}[/]",
-            card["domain"],
+            f"[bold]{escape(card['name'])}[/]",
+            escape(card["domain"]),
             f"{card['parameters']:,}" if "parameters" in card else "?",
-            "\n".join(f"{split} {share_words(score['valid'])}" for split, score in scores.items()) or "no card",
+            "\n".join(f"{escape(split)} {share_words(score['valid'])}" for split, score in scores.items()) or "no card",
             "\n".join(f"{score['n']:,}" for score in scores.values()),
         )
     return out
@@ -150,7 +151,7 @@ def share_words(share: Mapping[str, float]) -> str:
 
 
 def print_card(console: Console, card: Mapping[str, Any]) -> None:
-    console.print(f"[bold]{card['name']}[/]  {card.get('title', card['domain'])}")
+    console.print(f"[bold]{escape(card['name'])}[/]  {escape(str(card.get('title', card['domain'])))}")
     if not card["accuracy"]:
         console.print("no card: write one with `ponder zoo add RUN NAME`")
         return
@@ -166,19 +167,19 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
         "protocol": card["protocol"],
     }
     for name, words in rows.items():
-        console.print(f"  [dim]{name:<11}[/]{words}", soft_wrap=True)
+        console.print(f"  [dim]{name:<11}[/]{escape(words)}", soft_wrap=True)
     scores = Table(box=None, padding=(0, 2, 0, 2))
     for column in ("split", "exact (95% interval)", "valid", "solved by the Solver", "n"):
         scores.add_column(column, justify="right" if column == "n" else "left")
     for split, score in card["accuracy"].items():
         shares = [share_words(score[k]) if score[k] else "–" for k in ("exact", "valid", "solved")]
-        scores.add_row(split, *shares, f"{score['n']:,}")
+        scores.add_row(escape(split), *shares, f"{score['n']:,}")
     console.print(scores)
     steps = [(each["step"], f"{each['valid']:.1%}") for each in card["by_step"]]
     settled = next(i for i in range(len(steps)) if all(share == steps[i][1] for _, share in steps[i:]))
     by_step = "  ".join(f"{step}: {share}" for step, share in steps[: settled + 1])
     by_step += " and on" if settled + 1 < len(steps) else ""
-    console.print(f"  [dim]valid after each step on {card['by_step_split']}[/]  {by_step}", soft_wrap=True)
+    console.print(f"  [dim]valid after each step on {escape(card['by_step_split'])}[/]  {by_step}", soft_wrap=True)
 
 
 # Adding ---------------------------------------------------------------------------------------------------------------
@@ -186,32 +187,51 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
 
 def add(run: Path, name: str, limits: str, data_dir: Path, zoo: Path, progress: Progress = silent) -> Path:
     """Put the averaged weights of a run's best checkpoint into the zoo, with a card from a fresh evaluation."""
-    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
-        raise UserError(f"{name!r} is no name for the zoo: use small letters, digits and single hyphens: sudoku-9x9")
-    if not (run / runs.CONFIG).is_file():
-        raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
-    if zoo != ZOO and (ZOO / name).exists():
-        raise UserError(f"{name} is a model that comes with ponder: choose another name")
-    opened = open_weights(run)
-    if opened.config is None or opened.domain is None or opened.update is None:
-        raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
+    check_name(name, zoo)
     with tempfile.TemporaryDirectory() as folder:  # outside the zoo: what is half written is not listed
         aside = Path(folder) / name
         aside.mkdir()
-        shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
-        shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
-        tensors = opened.model.state_dict().items()
-        save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
-        card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
-        files.write(aside / CARD, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
-        for file in aside.iterdir():
-            file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
-        try:
-            with files.folder_aside(zoo / name) as part:
-                shutil.copytree(aside, part, dirs_exist_ok=True)
-        except OSError as error:
-            raise UserError(f"cannot write to {zoo} ({error.strerror}): give XDG_DATA_HOME another folder") from None
+        pack(run, name, limits, data_dir, aside, progress)
+        put(aside, zoo / name)
     return zoo / name
+
+
+def check_name(name: str, zoo: Path) -> None:
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
+        raise UserError(f"{name!r} is no name for the zoo: use small letters, digits and single hyphens: sudoku-9x9")
+    if zoo != ZOO and (ZOO / name).exists():
+        raise UserError(f"{name} is a model that comes with ponder: choose another name")
+
+
+def put(aside: Path, target: Path) -> None:
+    """A folder's files as a model of a zoo, in the place of one of that name."""
+    try:
+        with files.folder_aside(target) as part:
+            shutil.copytree(aside, part, dirs_exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {target.parent} ({error.strerror}): give XDG_DATA_HOME another folder"
+        ) from None
+
+
+def pack(run: Path, name: str, limits: str, data_dir: Path, aside: Path, progress: Progress = silent) -> None:
+    """Configuration, averaged weights of the best checkpoint and card of a run, in a folder that is there."""
+    if not (run / runs.CONFIG).is_file():
+        raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
+    opened = open_weights(run)
+    if opened.config is None or opened.domain is None or opened.update is None:
+        raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
+    shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
+    shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
+    tensors = opened.model.state_dict().items()
+    save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
+    write_card(aside, make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress))
+    for file in aside.iterdir():
+        file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
+
+
+def write_card(folder: Path, card: Mapping[str, Any]) -> None:
+    files.write(folder / CARD, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
 
 
 def make_card(

@@ -394,8 +394,8 @@ def test_images_of_a_maze_in_a_csv_file_stay_in_one_split(folder: Path) -> None:
 def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def fake(repo: str, names: list[str]) -> dict[str, Path]:
-        asked.append(repo)
+    def fake(repo: str, revision: str, names: list[str]) -> dict[str, Path]:
+        asked.append((repo, len(revision)))
         return {name: folder / name for name in names}
 
     domain = Maze(MazeParams(val=1))
@@ -404,7 +404,7 @@ def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pyt
     write_csv(folder / "test.csv", domain, inputs[3:], labels[3:])
     monkeypatch.setattr("ponder.domains.maze.domain.hub_csvs", fake)
     built = domain.build(seed=0)
-    assert asked == ["sapientinc/maze-30x30-hard-1k"]
+    assert asked == [("sapientinc/maze-30x30-hard-1k", 40)]
     assert {split: len(arrays["inputs"]) for split, arrays in built.items()} == {"train": 2, "val": 1, "test": 1}
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from pysat.solvers import Solver
 
+from ponder.base import hub
 from ponder.base.errors import UserError
-from ponder.domains import hub
 from ponder.domains.contract import Arrays, Tokens, rng_for
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.domains.sudoku.generate import Reducer, generate_chunk, minimal_4x4, rate, solved_board

@@ -12,9 +12,9 @@ import numpy as np
 
 from ponder.base import files
 from ponder.base.errors import UserError
+from ponder.base.hub import reachable
 from ponder.domains.arc.grids import Grid
 from ponder.domains.contract import Progress
-from ponder.domains.hub import reachable
 
 Part = Literal["training", "evaluation", "concept"]
 

@@ -42,7 +42,7 @@ from ponder.domains.maze.paths import (
 )
 from ponder.domains.spelling import cells_of
 
-REPO = "sapientinc/maze-30x30-hard-1k"
+REPO, REVISION = "sapientinc/maze-30x30-hard-1k", "549754de3d67eebe57b6b22c7d226b9412d55b07"
 COLUMNS = ("source", "question", "answer", "rating")
 WALL, FREE, START, GOAL, PATH = range(1, 6)
 SPLITS, SAMPLE, CARVE = range(3)
@@ -206,7 +206,8 @@ class Maze(GridDomain):
     def _from_csvs(self, seed: int, workers: int, progress: Progress) -> dict[str, Arrays]:
         p = self.params
         names = ["train.csv", "test.csv"]
-        paths = hub_csvs(REPO, names) if p.source == "hub" else {name: Path(p.folder or "") / name for name in names}
+        folder = Path(p.folder or "")
+        paths = hub_csvs(REPO, REVISION, names) if p.source == "hub" else {name: folder / name for name in names}
         test, rest = (self._read(paths[name], progress) for name in ("test.csv", "train.csv"))
         keys = self._keys(rest["inputs"])
         once = np.zeros(len(keys), dtype=np.bool_)

@@ -31,7 +31,7 @@ from ponder.domains.grid import GridDomain, row_wording, rows_schema
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
 from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, guided, shape_of, solve, unit_name
 
-REPO = "sapientinc/sudoku-extreme"
+REPO, REVISION = "sapientinc/sudoku-extreme", "58942f96baeb572ca3127e2a9e9c70f330783d6b"
 COLUMNS = ("source", "question", "answer", "rating")
 CHUNK = {4: 500, 6: 200, 9: 50}
 """Puzzles of one piece of work, about a quarter of a second."""
@@ -79,6 +79,7 @@ class Sudoku(GridDomain):
         "answer likewise, with a digit in every cell."
     )
     example = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+    published = (" ", ".", *"123456789")
     paper_examples = 3_829_994
     smoke: ClassVar[Mapping[str, Any]] = {"train": 200, "val": 16, "test": 16}
     Params: ClassVar[type[Params]] = SudokuParams
@@ -173,7 +174,7 @@ class Sudoku(GridDomain):
         p = self.params
         names = ["train.csv", "test.csv"]
         folder = Path(p.folder or "").expanduser()
-        paths = hub_csvs(REPO, names) if p.source == "hub" else {name: folder / name for name in names}
+        paths = hub_csvs(REPO, REVISION, names) if p.source == "hub" else {name: folder / name for name in names}
         test = self._read(paths["test.csv"], progress)
         rest = self._read(paths["train.csv"], progress)
         # The rest: every puzzle once, and none that is tested on.
