@@ -138,9 +138,9 @@ class Imported(Frozen):
     model_config = ConfigDict(extra="ignore")
 
     model: ModelConfig
-    vocab: int = Field(ge=1)
-    tokens: int = Field(ge=1)
-    task_ids: int = Field(ge=1)
+    vocab: int = Field(ge=1, strict=True)
+    tokens: int = Field(ge=1, strict=True)
+    task_ids: int = Field(ge=1, strict=True)
     data: DataConfig | None = None
 
     def domain(self) -> Domain | None:
