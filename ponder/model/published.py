@@ -183,7 +183,7 @@ def _tokens(config: Mapping[str, Any], ours: ModelConfig, named: Mapping[str, tu
             return named[place][1].shape[axis] - ours.prefix
     tokens = _flat(config).get("seq_len")
     if tokens is None:
-        raise UserError("nothing tells the tokens of a puzzle: give --seq-len (81 for 9x9 Sudoku), or --domain PRESET")
+        raise UserError("the configuration lacks 'seq_len': give the tokens of a puzzle, --seq-len 81 for 9x9 Sudoku")
     return int(tokens)
 
 

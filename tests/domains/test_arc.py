@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ponder.base import hub
 from ponder.base.errors import UserError
-from ponder.domains import hub
 from ponder.domains.arc import augment as arc_augment
 from ponder.domains.arc.augment import Augmentation, drawn, parse_name, rows_from_identifiers, symmetry
 from ponder.domains.arc.domain import Arc, Arc1, Arc1Params, Arc2, ArcParams

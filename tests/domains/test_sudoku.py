@@ -19,8 +19,9 @@ from pysat.solvers import Solver
 
 from ponder.base import hub
 from ponder.base.errors import UserError
+from ponder.domains import hub as csvs
 from ponder.domains.contract import Arrays, Tokens, rng_for
-from ponder.domains.sudoku.domain import Sudoku, SudokuParams
+from ponder.domains.sudoku.domain import REVISION, Sudoku, SudokuParams
 from ponder.domains.sudoku.generate import Reducer, generate_chunk, minimal_4x4, rate, solved_board
 
 SIZES = (4, 6, 9)
@@ -464,7 +465,7 @@ def folder(tmp_path: Path) -> Folder:
 
 @pytest.mark.parametrize("piece", [100, 1 << 24])
 def test_csv_round_trip(folder: Folder, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "CHUNK_BYTES", piece)
+    monkeypatch.setattr(csvs, "CHUNK_BYTES", piece)
     source, read = made(4).build(seed=0), folder().build(seed=0)
     for name, array in source["test"].items():
         expected = np.arange(20) if name == "rating" else array
@@ -539,7 +540,7 @@ def test_a_damaged_csv_gives_file_line_and_reason(
     piece: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hub, "CHUNK_BYTES", piece)
+    monkeypatch.setattr(csvs, "CHUNK_BYTES", piece)
     path = tmp_path / "train.csv"
     path.write_bytes(damage(path.read_bytes().decode()).encode())
     with pytest.raises(UserError, match=message) as caught:
@@ -622,10 +623,8 @@ def test_offline_the_hub_is_tried_once_and_not_waited_for(
 
 def test_files_in_the_hubs_cache_need_no_network(empty_cache: Path) -> None:
     repo = empty_cache / "datasets--sapientinc--sudoku-extreme"
-    snapshot = repo / "snapshots" / ("a" * 40)
+    snapshot = repo / "snapshots" / REVISION
     snapshot.mkdir(parents=True)
-    (repo / "refs").mkdir()
-    (repo / "refs" / "main").write_text("a" * 40, encoding="utf-8")
     arrays = made(9, train=20).build(seed=0)
     for name in ("train", "test"):
         write_csv(snapshot / f"{name}.csv", arrays[name], [5] * 20)
