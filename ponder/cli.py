@@ -1,12 +1,13 @@
 """`ponder VERB`: what is typed, handed to the verb's file; mistakes as one line."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from ponder import __version__
 from ponder.base import source
-from ponder.base.errors import UserError, disk_in_words, handed_over, unknown
+from ponder.base.errors import RankLost, UserError, disk_in_words, handed_over, unknown
 from ponder.commands import VERBS
 
 LONGEST = 2000
@@ -54,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         if not handed_over(error):
             print(f"ponder: {_shortened(str(error))}", file=sys.stderr)
+        if isinstance(error, RankLost):
+            sys.stderr.flush()
+            os._exit(error.code)  # the threads that talked to the lost rank may abort an orderly end
         return error.code
     except BrokenPipeError:
         sys.stderr.close()

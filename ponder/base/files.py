@@ -71,6 +71,8 @@ LARGEST = 64 * 2**20
 def read(path: Path, limit: int = LARGEST) -> bytes:
     """All of a regular file: one that is a pipe would keep us waiting for ever."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with os.fdopen(os.open(path, flags), "rb") as file:
         about = os.fstat(file.fileno())
         if not stat.S_ISREG(about.st_mode):

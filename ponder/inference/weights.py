@@ -88,7 +88,10 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     else:
         config, data = stored, stored.data
         domain = data.make()
-        check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
+        try:
+            check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
+        except UserError as error:
+            raise UserError(f"{path} does not fit its own configuration: {error}") from None
         model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
     missing = model.load_state_dict(tensors, strict=False).missing_keys
     absent = [name for name in missing if not name.startswith("high.") or model.high is not model.low]

@@ -273,10 +273,12 @@ def test_by_the_variables_that_people_set(hub: Hub, pushed: str, tmp_path: Path)
     words = [sys.executable, "-m", "ponder", "solve", f"hf://me/four@{pushed}", PUZZLE, "--json"]
     answers = []
     for offline in ("", "1"):
-        done = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": offline}, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            words, env={**env, "HF_HUB_OFFLINE": offline}, capture_output=True, encoding="utf-8", check=True
+        )
         answers.append(json.loads(done.stdout))
     assert answers[0] == answers[1] and answers[0]["verified"]
     assert list((tmp_path / "xdg").rglob(f"snapshots/{pushed}/weights.safetensors"))
     shutil.rmtree(tmp_path / "xdg")
-    gone = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True)
+    gone = subprocess.run(words, env={**env, "HF_HUB_OFFLINE": "1"}, capture_output=True, encoding="utf-8")
     assert gone.returncode == 2 and "is not in the Hub's cache" in gone.stderr
