@@ -37,7 +37,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train sudoku-mini --model.ga", {"--model.gate"}),
         ("train sudoku-mini --model.gate ", {"true", "false"}),
         ("train maze-mini --data.sou", {"--data.source"}),
-        ("solve sudoku-", {"sudoku-4x4", "sudoku-6x6"}),
+        ("solve sudoku-", {"sudoku-4x4", "sudoku-6x6", "sudoku-9x9"}),
         ("study run gradient", {"gradient-path"}),
         ("study r", {"run", "report"}),
         ("eval-llm --domain life-m", {"life-mini"}),

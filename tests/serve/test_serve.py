@@ -382,7 +382,11 @@ def test_long_bodies_are_not_read(narrow: Server, guarded: httpx.Client) -> None
     for size in (300_000, 10_000_000):
         with dial(narrow) as raw:  # which sends all before it reads
             raw.sendall(post(b" " * size, "Content-Type: application/json\r\nAuthorization: Bearer s3cret"))
-            said = raw.recv(65536)
+            said = b""
+            while not said.partition(b"\r\n\r\n")[2]:  # the body may come after the headers
+                more = raw.recv(65536)
+                assert more
+                said += more
         assert said.startswith(b"HTTP/1.1 413") and b"at most 262144 bytes" in said
     with suppress(httpx.WriteError):  # the server has answered long ago, and does not wait for the end
         guarded.post("/v1/solve", content=chunks(), headers={"Content-Type": "application/json"})
