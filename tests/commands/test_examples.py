@@ -33,7 +33,7 @@ ELSEWHERE = {
     r"ponder eval-llm .*--endpoint": "needs a server; tests/llm runs one",
     r"ponder (push|pull)|hf://": "needs the Hub; tests/zoo/test_travel.py has a stub of it",
     r"ponder import ": "needs a published checkpoint; test_import makes some",
-    r"ponder (eval|solve|search|policies|serve) .*imported/|ponder (eval|solve) imported/": "needs a published checkpoint",
+    r"ponder (eval|solve) imported/": "needs a published checkpoint",
     r"torchrun ": "needs several processes; tests/training/test_launch starts them",
     r"--slurm|--scale paper": "needs a cluster or GPUs",
     r"ponder study (run|task)": "takes minutes; tests/studies runs studies at a smaller scale",
