@@ -18,7 +18,7 @@ from ponder.training.slots import refill
 from ponder.training.state import Run
 from tests.conftest import tiny
 from tests.support.rounding import EPS, agree, limits
-from tests.training.test_train import close, final, gradients, held_gradients, moved, rows, run, same, torchrun
+from tests.training.test_train import close, gradients, held_gradients, moved, resumes_exactly, run, torchrun
 
 CPU = Runtime(torch.device("cpu"))
 PLAIN: dict[str, object] = {"dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, "max_steps": 3}
@@ -42,12 +42,7 @@ SWITCHES: dict[str, dict[str, dict[str, object]]] = {
 def test_resume_stays_exact(name: str, dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
     config = tiny(**SWITCHES[name])
     assert config.key() != tiny().key()
-    assert run(config, tmp_path / "whole", data_dir).finished
-    for count in (5, 3):
-        assert not run(config, tmp_path / "parts", data_dir, Limits(updates=count)).finished
-    assert run(config, tmp_path / "parts", data_dir).finished
-    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
-    assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    resumes_exactly(config, data_dir, tmp_path)
 
 
 def one_update(config: Config, dataset: Dataset, depth: Depth | None = None) -> tuple[Run, torch.Tensor]:

@@ -54,6 +54,16 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
 
 
+def resumes_exactly(config: Config, data_dir: Path, folder: Path) -> None:
+    """Training in three pieces leaves the log and the weights of training in one."""
+    assert run(config, folder / "whole", data_dir).finished
+    for count in (5, 3):
+        assert not run(config, folder / "parts", data_dir, Limits(updates=count)).finished
+    assert run(config, folder / "parts", data_dir).finished
+    assert rows(folder / "parts") == rows(folder / "whole")
+    assert same(final(folder / "parts"), final(folder / "whole"))
+
+
 @pytest.fixture(scope="session")
 def whole(dataset: Dataset, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
