@@ -29,13 +29,24 @@ from ponder.domains.contract import (
 )
 from ponder.domains.grid import GridDomain, row_wording, rows_schema
 from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
-from ponder.domains.sudoku.generate import BOXES, EMPTY, FIRST, generate_chunk, guided, shape_of, solve, unit_name
+from ponder.domains.sudoku.generate import (
+    BOXES,
+    EMPTY,
+    FIRST,
+    generate_chunk,
+    guided,
+    put_back,
+    rate,
+    shape_of,
+    solve,
+    unit_name,
+)
 
 REPO, REVISION = "sapientinc/sudoku-extreme", "58942f96baeb572ca3127e2a9e9c70f330783d6b"
 COLUMNS = ("source", "question", "answer", "rating")
 CHUNK = {4: 500, 6: 200, 9: 50}
 """Puzzles of one piece of work, about a quarter of a second."""
-SPLITS, SAMPLE, CARVE = range(3)
+SPLITS, SAMPLE, CARVE, EASE = range(4)
 """What random numbers are for."""
 
 
@@ -55,6 +66,9 @@ class SudokuParams(Params):
     min_rating: int = Field(default=0, ge=0, description="leave out puzzles rated lower (generated: guesses needed)")
     minimal: bool = Field(
         default=True, description="generated puzzles have no clue to spare; off: up to half are put back"
+    )
+    eased: float = Field(
+        default=0.0, ge=0, le=1, description="share of the generated training puzzles that get any number of clues back"
     )
 
     @model_validator(mode="after")
@@ -132,6 +146,7 @@ class Sudoku(GridDomain):
                 split: {name: array[start:end] for name, array in arrays.items()}
                 for split, start, end in zip(counts, cuts[:-1], cuts[1:], strict=True)
             }
+            self._ease(built["train"], seed)
         else:
             built = self._from_csvs(seed, progress)
         return {split: built[split] for split in self.splits}
@@ -165,6 +180,13 @@ class Sudoku(GridDomain):
             "labels": np.stack([answer for _, (answer, _) in kept]),
             "rating": np.array([rating for _, (_, rating) in kept], dtype=np.int16),
         }
+
+    def _ease(self, train: Arrays, seed: int) -> None:
+        """Puts clues back into a share of the training puzzles; those to be judged on stay as they are."""
+        inputs, rng = train["inputs"], rng_for(seed, EASE)
+        for i in np.flatnonzero(rng.random(len(inputs)) < self.params.eased):
+            put_back(inputs[i], train["labels"][i], rng, 1.0)
+            train["rating"][i] = rate(self.size, inputs[i])
 
     def sample(self, seed: int, count: int) -> tuple[Tokens, Tokens]:
         arrays = self._generate(count, seed, SAMPLE, 1, silent)

@@ -304,11 +304,16 @@ def generate_chunk(size: int, minimal: bool, seed: int, use: int, chunk: int, co
         inputs = np.stack([reducer.minimal(answer, rng.permutation(size * size)) for answer in labels])
         if not minimal:
             for puzzle, answer in zip(inputs, labels, strict=True):
-                gone = rng.permutation(np.flatnonzero(puzzle == EMPTY))
-                back = gone[: rng.integers(1, len(gone) // 2)]
-                puzzle[back] = answer[back]
+                put_back(puzzle, answer, rng, 0.5)
     rating = np.array([rate(size, puzzle) for puzzle in inputs], dtype=np.int16)
     return {"inputs": inputs, "labels": labels, "rating": rating}
+
+
+def put_back(puzzle: Tokens, answer: Tokens, rng: np.random.Generator, most: float) -> None:
+    """Gives some of the missing digits, at least one and less than the share `most` of them."""
+    gone = rng.permutation(np.flatnonzero(puzzle == EMPTY))
+    back = gone[: rng.integers(1, int(len(gone) * most))]
+    puzzle[back] = answer[back]
 
 
 @lru_cache(maxsize=1)
