@@ -163,7 +163,8 @@ def _task(args: argparse.Namespace) -> None:
 
 
 def _cell(args: argparse.Namespace) -> None:
-    from ponder.studies.run import Assignment, attempt, end_with
+    from ponder.base.runtime import end_with
+    from ponder.studies.run import Assignment, attempt
 
     if args.parent is not None:
         end_with(args.parent)

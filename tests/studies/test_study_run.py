@@ -378,7 +378,7 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
 def test_a_worker_ends_when_its_parent_is_gone() -> None:
     code = (
         "import os, subprocess, sys, time\n"
-        'child = \'from ponder.studies.run import end_with; import time; end_with(int(__import__("sys").argv[1])); '
+        'child = \'from ponder.base.runtime import end_with; import time; end_with(int(__import__("sys").argv[1])); '
         'print(__import__("os").getpid(), flush=True); time.sleep(60)\'\n'
         "subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])\n"
         "time.sleep(60)\n"
