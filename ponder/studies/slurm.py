@@ -32,6 +32,9 @@ PARAMETERS = {
 OURS = ("cluster", "pack")
 NUMBERS = ("time", "array", "gpus", "cpus", "mem", "nodes", "pack")
 REQUEUES = 10_000
+NOTICE = 90
+"""Seconds before its time limit that a job is told, but no more than a quarter of the limit: a process that is told
+before it listens, in its first seconds, dies of it and is not queued again."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def _executor(wanted: Wanted, store: Store) -> "AutoExecutor":
         executor = AutoExecutor(folder=folder, cluster=wanted.cluster, slurm_max_num_timeout=REQUEUES)
     except RuntimeError:
         raise UserError("no Slurm here (srun was not found): run this on a login node, or use --workers") from None
-    executor.update_parameters(name="ponder-study", **wanted.parameters)
+    notice = min(NOTICE, 15 * wanted.parameters.get("timeout_min", NOTICE))
+    executor.update_parameters(name="ponder-study", slurm_signal_delay_s=notice, **wanted.parameters)
     return executor
 
 

@@ -406,7 +406,15 @@ def test_arrays_are_cut_to_what_the_cluster_takes_and_short_cells_share_a_job(
     assert submit(cells, text, "smoke", store, tmp_path / "data", show=True) == []
     shown = capsys.readouterr().out
     assert not (tmp_path / "asked").exists() and not store.runs.exists()
-    for line in ("--array=0-1%2", "--nodes=2", "--constraint=a100", "--nice=100", "--exclusive", "--time=5"):
+    for line in (
+        "--array=0-1%2",
+        "--nodes=2",
+        "--constraint=a100",
+        "--nice=100",
+        "--exclusive",
+        "--time=5",
+        "--signal=USR2@75",
+    ):
         assert shown.count(f"#SBATCH {line}\n") == 2  # seven cells, two to a job, two jobs to an array
 
     submitted = submit(cells, text, "smoke", store, tmp_path / "data")
