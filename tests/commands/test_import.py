@@ -338,6 +338,6 @@ def test_h_may_have_other_layers_than_l(hrm: Published) -> None:
     assert (len(model.low.layers), len(model.high.layers)) == (2, 3)
     given_out(hrm, model)
     with torch.no_grad():
-        model.high.layers[2].mlp.down.weight.fill_(0.1)
+        model.get_parameter("high.layers.2.mlp.down.weight").fill_(0.1)
     with pytest.raises(AssertionError):
         given_out(hrm, model)
