@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
-from ponder.model.layers import inner_width
+from ponder.model.products import inner_width
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import horizon
 

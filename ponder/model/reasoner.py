@@ -13,7 +13,9 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
-from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
+from ponder.model.attention import Rotary
+from ponder.model.layers import Block, Context, LayerMasks
+from ponder.model.products import lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, horizon, recur
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ponder.base import hub
 from ponder.base.errors import UserError
 from ponder.domains.contract import Tokens
 from ponder.domains.maze.domain import FREE, GOAL, PATH, START, WALL, Maze, MazeParams
@@ -414,7 +416,7 @@ def test_images_of_a_maze_in_a_csv_file_stay_in_one_split(folder: Path) -> None:
 def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def fake(repo: str, revision: str, names: list[str]) -> dict[str, Path]:
+    def fake(kind: str, repo: str, revision: str, names: Sequence[str]) -> dict[str, Path]:
         asked.append((repo, len(revision)))
         return {name: folder / name for name in names}
 
@@ -422,7 +424,7 @@ def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pyt
     inputs, labels = maze(30, 30, min_path=40).sample(0, 4)
     write_csv(folder / "train.csv", domain, inputs[:3], labels[:3])
     write_csv(folder / "test.csv", domain, inputs[3:], labels[3:])
-    monkeypatch.setattr("ponder.domains.maze.domain.hub_csvs", fake)
+    monkeypatch.setattr(hub, "cached", fake)
     built = domain.build(seed=0)
     assert asked == [("sapientinc/maze-30x30-hard-1k", 40)]
     assert {split: len(arrays["inputs"]) for split, arrays in built.items()} == {"train": 2, "val": 1, "test": 1}

@@ -13,7 +13,7 @@ from ponder.config.resolve import model_preset
 from ponder.config.schema import ModelConfig
 from ponder.model import losses
 from ponder.model.cost import Cost, applications, cost
-from ponder.model.layers import inner_width
+from ponder.model.products import inner_width
 from ponder.model.reasoner import Reasoner
 
 MODELS = ("dense", "hrm", "trm", "trm-mlp", "urm", "urm-one-state", "ponder")
