@@ -46,7 +46,7 @@ ELSEWHERE = {
     r"ponder completion": "test_completion asks the shell",
     r"--train.trackers": "needs packages that are no part of ponder; tests/training/test_trackers runs them",
     r"ponder cost all|ponder export": "half a minute; test_cost and test_export do a part",
-    r"u000000800": "the checkpoint of a whole training",
+    r"u000000300": "the checkpoint of a whole training",
 }
 """Why a command is not run here."""
 
