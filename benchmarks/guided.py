@@ -43,7 +43,14 @@ def main() -> None:
         answer = logits.argmax(axis=1).astype(np.uint8)
         found = domain.guided(puzzle, logits)
         sat = [count for guess in (None, answer) for count in sat_effort(domain.size, puzzle, guess)]
-        rows.append((bool(domain.check(puzzle[None], answer[None])[0]), found.unguided, found.guesses, *sat))
+        rows.append(
+            (
+                bool(domain.check(puzzle[None], answer[None])[0]),
+                domain.guided(puzzle, None).guesses,
+                found.guesses,
+                *sat,
+            )
+        )
     table = np.array(rows)
     print(f"{known.model}, {known.count} puzzles of seed {known.seed}, {known.steps} ACT steps; means")
     print("answer        n   guesses: plain  guided   SAT decisions, conflicts: plain        guided")

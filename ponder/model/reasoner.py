@@ -139,7 +139,8 @@ class Reasoner(nn.Module):
         self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
         self.asked = Asked(geometry) if config.halting == "asked" else None
         self.low = Block(config, self.length, geometry)
-        self.high = Block(config, self.length, geometry) if config.modules == "separate" else self.low
+        above = config.model_copy(update={"layers": config.layers_above})
+        self.high = Block(above, self.length, geometry) if config.modules == "separate" else self.low
         self.update = Update(config) if config.states == 2 else None
         self.learned = config.learned_init and config.init == "fixed"
         for name in ("init_h", "init_l")[: config.states]:

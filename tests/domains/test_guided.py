@@ -27,10 +27,12 @@ def test_a_guided_search_is_complete_whatever_the_guide(size: int) -> None:
         for name, logits in (("right", right), ("wrong", -right), ("random", generator.normal(size=right.shape))):
             found = domain.guided(puzzle, logits.astype(np.float32))
             assert found.answer is not None and (found.answer == label).all()
-            assert found.unguided == generate.rate(size, puzzle)
             if name in taken:
                 taken[name] += found.guesses
-        taken["none"] += found.unguided
+        alone = domain.guided(puzzle, None)
+        assert alone.answer is not None and (alone.answer == label).all()
+        assert alone.guesses == generate.rate(size, puzzle)
+        taken["none"] += alone.guesses
         # Every guess of a right guide is the label's: the least that any order of values needs with these cells.
         assert domain.guided(puzzle, right).guesses <= size * size - int((puzzle >= 2).sum())
     assert taken["right"] < taken["none"] < taken["wrong"] or size == 4
@@ -84,7 +86,9 @@ def test_the_solver_guides_with_what_it_says_last(tmp_path: Path) -> None:
         assert (logits.argmax(axis=1) == answer.trace[-1].answer).all()
         wanted = solver.domain.guided(puzzle, logits)
         assert (answer.tokens == label).all()
-        assert f"({wanted.guesses} guesses, {wanted.unguided} without guidance)" in answer.note
+        assert (
+            f"({wanted.guesses} guesses, {solver.domain.guided(puzzle, None).guesses} without guidance)" in answer.note
+        )
 
 
 def test_what_has_no_search_is_not_guided() -> None:

@@ -106,6 +106,26 @@ def test_generated_mazes_have_one_long_shortest_path(height: int, width: int, mi
     assert not domain.check(inputs, inputs).any()
 
 
+def test_a_share_of_the_training_mazes_starts_on_the_path_and_nothing_else_changes() -> None:
+    plain, eased = (
+        maze(7, 7, min_path=9, train=200, val=10, test=10, eased=share).build(seed=3) for share in (0.0, 0.5)
+    )
+    for split in ("val", "test"):
+        assert all(np.array_equal(plain[split][name], eased[split][name]) for name in plain[split])
+    before, after = plain["train"], eased["train"]
+    moved = (before["inputs"] != after["inputs"]).any(axis=1)
+    assert 70 < moved.sum() < 130
+    assert np.array_equal(before["inputs"] == WALL, after["inputs"] == WALL)
+    assert np.array_equal(before["inputs"] == GOAL, after["inputs"] == GOAL)
+    on_path = (before["labels"] == PATH) | (before["labels"] == START)
+    for inputs, label, path in zip(after["inputs"], after["labels"], on_path, strict=True):
+        assert path[inputs == START].all() and ((label == PATH) <= path).all()
+    lengths = (after["labels"] == PATH).sum(axis=1)[moved]
+    assert set(range(7)) <= set(lengths.tolist()), "from any cell of it"
+    domain = maze(7, 7, min_path=1)
+    assert domain.check(after["inputs"], after["labels"]).all()
+
+
 def test_without_unique_there_are_mazes_with_several_paths_and_each_is_valid() -> None:
     domain = maze(unique=False)
     inputs, labels = domain.sample(0, 100)

@@ -71,6 +71,22 @@ def test_clues_put_back_keep_the_solution_and_make_some_needless() -> None:
         assert all(needless_clues(size, puzzle) for puzzle in inputs)
 
 
+def test_a_share_of_the_training_puzzles_is_eased_and_nothing_else_changes() -> None:
+    plain, eased = (made(4, train=400, val=20, test=20, eased=share).build(seed=3) for share in (0.0, 0.5))
+    for split in ("val", "test"):
+        assert all(np.array_equal(plain[split][name], eased[split][name]) for name in plain[split])
+    before, after = plain["train"]["inputs"], eased["train"]["inputs"]
+    assert np.array_equal(plain["train"]["labels"], eased["train"]["labels"])
+    assert ((before == after) | (before == 1)).all(), "no clue goes"
+    more = (after > 1).sum(axis=1) - (before > 1).sum(axis=1)
+    assert 150 < (more > 0).sum() < 250
+    assert set(range(1, 10)) <= set(more.tolist()), "any number of them comes back"
+    assert (after == 1).any(axis=1).all(), "none is given away whole"
+    assert made(4).check(after, eased["train"]["labels"]).all()
+    ratings = [rate(4, puzzle) for puzzle in after]
+    assert eased["train"]["rating"].tolist() == ratings
+
+
 def test_solved_boards_are_spread() -> None:
     rng = rng_for(0)
     boards = np.stack([solved_board(9, rng) for _ in range(60)])

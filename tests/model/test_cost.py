@@ -94,6 +94,8 @@ CHANGES: list[dict[str, Any]] = [
     {"l_horizon": 2, "h_horizon": 4},
     {"gate": False, "halting": "halt"},
     {"input_conv": True, "modules": "separate"},
+    {"modules": "separate", "high_layers": 3},
+    {"modules": "separate", "high_layers": 1, "gradient": "implicit", "neumann": 2},
     {"gradient": "implicit"},
     {"gradient": "implicit", "neumann": 3, "norm": "pre"},
     {"gradient": "implicit", "neumann": 2, "mixer": "mlp", "inner_multiple": 64, "positions": "none"},

@@ -44,7 +44,7 @@ from ponder.domains.spelling import cells_of
 
 REPO, REVISION = "sapientinc/maze-30x30-hard-1k", "549754de3d67eebe57b6b22c7d226b9412d55b07"
 WALL, FREE, START, GOAL, PATH = range(1, 6)
-SPLITS, SAMPLE, CARVE = range(3)
+SPLITS, SAMPLE, CARVE, EASE = range(4)
 """What random numbers are for."""
 HOPELESS = 1000, 0.002
 """Give up when, after so many tries, less than this share of the last ones gave a new maze."""
@@ -102,6 +102,9 @@ class MazeParams(Params):
     )
     unique: bool = Field(
         default=True, description="generated mazes have exactly one shortest path; off: one or several"
+    )
+    eased: float = Field(
+        default=0.0, ge=0, le=1, description="share of the generated training mazes that start anywhere on their path"
     )
     min_path: int = Field(default=111, ge=1, description="fewest steps from start to goal in generated mazes")
 
@@ -164,6 +167,7 @@ class Maze(GridDomain):
                 split: {"inputs": inputs[end - count : end], "labels": labels[end - count : end]}
                 for (split, count), end in zip(counts.items(), ends, strict=True)
             }
+            self._ease(built["train"], seed)
         else:
             built = self._from_csvs(seed, workers, progress)
         return {split: built[split] for split in self.splits}
@@ -201,6 +205,19 @@ class Maze(GridDomain):
                 )
         inputs = np.stack(list(islice(found.values(), count)))
         return inputs, self._labels(inputs)
+
+    def _ease(self, train: Arrays, seed: int) -> None:
+        """Moves the start of a share of the training mazes along the path, by any number of steps; what is left of a
+        shortest path is one. The mazes to be judged on stay as they are."""
+        rng = rng_for(seed, EASE)
+        chosen = np.flatnonzero(rng.random(len(train["inputs"])) < self.params.eased)
+        mazes = self._mazes(train["inputs"][chosen])
+        to_goal = flood(mazes, mazes.goal).steps
+        paths = shortest_paths(mazes, to_goal)
+        moved = rng.integers((paths >= 0).sum(1) - 1)
+        start = paths[np.arange(len(paths)), moved]
+        train["inputs"][chosen] = self._tokens(Mazes(mazes.free, start, mazes.goal, mazes.stride))
+        train["labels"][chosen] = self._labels(train["inputs"][chosen])
 
     def _from_csvs(self, seed: int, workers: int, progress: Progress) -> dict[str, Arrays]:
         p = self.params

@@ -268,9 +268,8 @@ class Sudoku(GridDomain):
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         return solve(self.size, inputs, limit)
 
-    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
-        answer, guesses = guided(self.size, inputs, logits)
-        return Guided(answer, guesses, guided(self.size, inputs, None)[1])
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32] | None) -> Guided:
+        return Guided(*guided(self.size, inputs, logits))
 
     # For language models --------------------------------------------------------------------------------------------
 
