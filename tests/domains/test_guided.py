@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.guided import sat_effort
 from ponder.base.errors import UserError
 from ponder.domains.sudoku import generate
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
@@ -67,7 +68,7 @@ def test_phases_of_the_solution_leave_the_solver_nothing_to_undo() -> None:
     domain = Sudoku(SudokuParams(size=9, source="generate", min_rating=3))
     inputs, labels = domain.sample(2, 8)
     told, untold = (
-        [generate.sat_effort(9, p, a if known else None)[1] for p, a in zip(inputs, labels, strict=True)]
+        [sat_effort(9, p, a if known else None)[1] for p, a in zip(inputs, labels, strict=True)]
         for known in (True, False)
     )
     assert not any(told) and any(untold)
