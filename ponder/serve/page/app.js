@@ -1,6 +1,5 @@
 // The page: which model, which puzzle, and what became of it.
 
-import { Api } from "./api.js";
 import { Arithmetic } from "./arithmetic.js";
 import { draw } from "./chart.js";
 import { $, calm, count, h, Misfit, percent } from "./dom.js";
@@ -16,11 +15,13 @@ const titleOf = (domain) => VIEWS[domain]?.title ?? `${domain[0].toUpperCase()}$
 const words = (text) => viewOf(model).words?.(text) ?? text;
 const order = (domain) => [...Object.keys(VIEWS), domain].indexOf(domain);
 
-const api = new Api(askToken);
+// Who solves: the server that the page comes from, or, on a page of `ponder site`, the browser itself.
+const IN_BROWSER = document.documentElement.dataset.solver === "browser";
+const api = IN_BROWSER ? new (await import("./local.js")).Local() : new (await import("./api.js")).Api(askToken);
 let models = [];
 let model = null;
 let view = null;
-let answer = null; // the server's last word on the puzzle shown, once it is there
+let answer = null; // the last word on the puzzle shown, once it is there
 let running = null; // aborts the solution under way
 let shown = 0; // hard puzzles of this model that were put on the board
 let turn = 0; // counts what the user did: a random puzzle that comes after the next deed comes too late
@@ -235,7 +236,7 @@ async function solve() {
   remember();
   const mine = (running = new AbortController());
   $("solve").textContent = "Stop";
-  say("busy", "Thinking…");
+  say("busy", api.loading ? "Loading the network…" : "Thinking…");
   $("verdict").scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
   const body = { model: model.name, puzzle: view.text, fallback: $("fallback").checked ? "exact" : null, steps: Number($("steps").value) || null, picture: view instanceof Plain };
   try {
@@ -291,7 +292,7 @@ async function follow() {
       sayError(error);
     }
   }
-  if (name !== null && wanted === undefined) say("error", `This server has no model “${name}”, which the link names.`);
+  if (name !== null && wanted === undefined) say("error", `There is no model “${name}” here, which the link names.`);
 }
 
 function listen() {
