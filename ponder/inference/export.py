@@ -45,7 +45,7 @@ class OneStep(nn.Module):
         return tuple(tensor for tensor in out if tensor is not None)
 
 
-def describe(opened: Opened, batch: int | None) -> dict[str, Any]:
+def describe(opened: Opened, batch: int | None, int8: bool = False) -> dict[str, Any]:
     """What one needs to know to run the graph: names, shapes, the vocabulary, the states to start from."""
     model, domain = opened.model, opened.domain
     config = model.config
@@ -58,6 +58,7 @@ def describe(opened: Opened, batch: int | None) -> dict[str, Any]:
         "format": "ponder-step-1",
         "model": opened.name,
         "weights_sha256": opened.sha256,
+        "products": "int8" if int8 else "float32",
         "domain": None if domain is None else domain.name,
         "params": None if domain is None else domain.params.model_dump(mode="json"),
         "vocabulary": None if domain is None else list(domain.vocab),
@@ -82,8 +83,10 @@ def describe(opened: Opened, batch: int | None) -> dict[str, Any]:
     }
 
 
-def export(where: str | Path | Opened, file: Path, batch: int | None = None) -> dict[str, Any]:
-    """Write `file` and the description beside it, `file`.json; the description. No `batch`: any size at run time."""
+def export(where: str | Path | Opened, file: Path, batch: int | None = None, int8: bool = False) -> dict[str, Any]:
+    """Write `file` and the description beside it, `file`.json; the description. No `batch`: any size at run time.
+
+    `int8`: products with weights in 8 bits (docs/onnx.md says what that costs)."""
     opened = where if isinstance(where, Opened) else open_weights(where)
     if file.suffix != ".onnx":
         raise UserError(f"{file} does not end in .onnx: give the graph a name like {file.name or 'model'}.onnx")
@@ -93,7 +96,7 @@ def export(where: str | Path | Opened, file: Path, batch: int | None = None) -> 
         raise UserError(
             f"{opened.name} starts from random states, which the graph does not draw: export one with init fixed"
         )
-    about = describe(opened, batch)
+    about = describe(opened, batch, int8)
     size = TRACED if batch is None else batch
     carry = opened.model.start(torch.zeros(size, dtype=torch.int64))
     states = [z for z in (carry.states.h, carry.states.l) if z is not None]
@@ -116,10 +119,37 @@ def export(where: str | Path | Opened, file: Path, batch: int | None = None) -> 
         program.model.metadata_props["ponder"] = json.dumps(about)
         try:
             program.save(file)
+            if int8:
+                _quantise(file)
             files.write_json(file.with_name(file.name + ".json"), about)
         except OSError as error:
             raise UserError(f"cannot write {file} ({error.strerror}): choose another --onnx") from None
     return about
+
+
+def _quantise(file: Path) -> None:
+    """Products with weights in 8 bits: weights once, a scale for each column, what meets them anew at each product."""
+    import onnx
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    folded = file.with_name(f".{file.name}.folded")
+    try:
+        # Weights are split and transposed in the graph: only what is folded into constants can be quantised.
+        options = onnxruntime.SessionOptions()
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+        options.optimized_model_filepath = str(folded)
+        onnxruntime.InferenceSession(str(file), options)
+        graph = onnx.load(folded)
+    finally:
+        folded.unlink(missing_ok=True)
+    kept = {prop.key: prop.value for prop in graph.metadata_props}
+    graph.graph.ClearField("value_info")  # shapes from before the folding
+    settings = {"per_channel": True, "weight_type": QuantType.QInt8, "extra_options": {"MatMulConstBOnly": True}}
+    quantize_dynamic(graph, file, op_types_to_quantize=["MatMul"], **settings)
+    graph = onnx.load(file)
+    onnx.helper.set_model_props(graph, kept)
+    onnx.save(graph, file)
 
 
 @contextmanager
@@ -128,10 +158,12 @@ def _quiet() -> Iterator[None]:
     try:
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnx  # noqa: F401
+        import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
         raise needs_extra("export", "onnx") from None
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    names = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir", None)  # the quantiser takes the root's
+    loggers = [logging.getLogger(name) for name in names]
     before = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
