@@ -83,6 +83,7 @@ def about_model(solver: Solver) -> dict[str, Any]:
         "exact": domain.exact,
         "board": domain.board(),
         "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
+        "halting": solver.opened.model.config.halting,
         "max_steps": solver.opened.model.config.max_steps,
         "budget": solver.steps,
         "params": domain.params.model_dump(mode="json"),

@@ -97,10 +97,20 @@ function sentence(note) {
 function sayHalting() {
   const thoughts = player.frames.filter(({ kind }) => kind === "step");
   const last = thoughts.at(-1);
-  const why = last.valid ? "the checker accepted" : "the step budget was spent";
+  const spent = last.step === (Number($("steps").value) || model.budget);
+  const why = model.halting === "asked" && !spent ? "as many as the puzzle asks for" : last.valid ? "the checker accepted" : "the step budget was spent";
   const own = thoughts.find(({ confidence }) => confidence > 0.5);
   const alone = last.confidence === null ? "" : own ? ` On its own the model would have stopped after step ${own.step}.` : " On its own the model would not have stopped yet.";
   $("halting").textContent = `Halted after ${count(last.step, "step")}: ${why}.${alone}`;
+}
+
+// What the bars are, and when thinking halts.
+function sayBars() {
+  const sure = model.halting.startsWith("halt");
+  const height = sure ? ", as high as the model's confidence that its answer is right" : "";
+  const end = model.halting === "asked" ? "This model takes as many steps as the puzzle asks for." : "Thinking halts at the first accepted answer, or when its budget of steps is spent.";
+  $("legend").textContent = `A bar for each step${height}: green where the checker accepts it, grey where not. ${end}`;
+  $("strip").classList.toggle("even", !sure);
 }
 
 // Choosing -------------------------------------------------------------------------------------------------------------
@@ -129,6 +139,7 @@ function choose(chosen) {
   $("steps").max = model.budget;
   $("steps").value = "";
   $("steps").placeholder = model.budget;
+  sayBars();
   $("paste-hint").textContent = viewOf(model).hint;
   view = new (viewOf(model))(model.params ?? {}, edited, model.board);
   $("view").replaceChildren(view.element);
