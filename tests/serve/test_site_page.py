@@ -151,7 +151,7 @@ def test_the_same_answers_as_the_solver_from_every_model(chromium: Browser, writ
 
 
 def test_a_visit_with_a_phone(chromium: Browser, site: str) -> None:
-    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+    phone: dict[str, Any] = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
     with opened(chromium, site, **phone) as page:
         expect(page.locator("#headline")).to_have_text("Ready when you are")
         for name in ("life", "sudoku"):
