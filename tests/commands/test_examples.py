@@ -45,6 +45,7 @@ ELSEWHERE = {
     r"ponder zoo add": "measures thousands of examples; tests/zoo adds a model",
     r"ponder completion": "test_completion asks the shell",
     r"--train.trackers": "needs packages that are no part of ponder; tests/training/test_trackers runs them",
+    r"ponder site": "needs npm; tests/serve/test_site.py",
     r"ponder cost all|ponder export": "half a minute; test_cost and test_export do a part",
     r"u000000300": "the checkpoint of a whole training",
 }

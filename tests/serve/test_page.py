@@ -616,7 +616,7 @@ def test_token(open_page: Open) -> None:
 
 def test_the_files_name_no_other_host() -> None:
     assert {path.suffix for path in PAGE.iterdir()} >= {".html", ".js", ".css"}
-    for path in PAGE.iterdir():
+    for path in PAGE.rglob("*.*"):
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
     html = (PAGE / "index.html").read_text(encoding="utf-8")

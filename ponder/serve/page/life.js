@@ -3,6 +3,7 @@
 
 import { count, h, Misfit } from "./dom.js";
 import { Grid, rowsOf } from "./grid.js";
+import { after } from "./rules/life.js";
 
 const ALIVE = "Oo1";
 const LIMIT = 99; // two digits in the puzzle's text
@@ -70,7 +71,7 @@ export class Life {
     const k = Number(this.steps.value) || 0;
     this.caption.textContent = `After ${count(k, "generation")}`;
     const [now, then] = [answer?.board.flat(), before?.board.flat()];
-    const truth = refused ? this.#after(k).flat() : now;
+    const truth = refused ? after(this.given, k, this.params.boundary === "torus").flat() : now;
     let changes = 0;
     this.given.flat().forEach((_, i) => {
       const cell = now?.[i];
@@ -82,24 +83,6 @@ export class Life {
       this.after.paint(i, look === "odd" ? "?" : "", looks, `${look === "odd" ? "no cell" : look}${wrong ? ", wrong" : ""}`);
     });
     return changes;
-  }
-
-  // The board so many generations on, by the rules.
-  #after(generations) {
-    const [height, width] = [this.given.length, this.given[0].length];
-    const torus = this.params.boundary === "torus";
-    const at = (board, r, c) => (torus ? board[(r + height) % height][(c + width) % width] : (board[r]?.[c] ?? 0));
-    let board = this.given;
-    for (let k = 0; k < generations; k += 1) {
-      board = board.map((row, r) =>
-        row.map((cell, c) => {
-          let near = -cell;
-          for (const dr of [-1, 0, 1]) for (const dc of [-1, 0, 1]) near += at(board, r + dr, c + dc);
-          return Number(near === 3 || (near === 2 && cell === 1));
-        }),
-      );
-    }
-    return board;
   }
 
   #lay(rows) {
