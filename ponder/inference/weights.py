@@ -116,8 +116,12 @@ def _as_carded(folder: Path, weights: str) -> None:
     if not (folder / "card.json").is_file():
         return
     card = files.read_object(folder / "card.json", WHOLE)
-    known = card.get("files") if isinstance(card.get("files"), dict) else {}
-    said = {"weights.safetensors": card.get("sha256"), "config.json": None, **known}
+    known = card.get("files")
+    said = {
+        "weights.safetensors": card.get("sha256"),
+        "config.json": None,
+        **(known if isinstance(known, dict) else {}),
+    }
     found = {"weights.safetensors": weights, "config.json": files.sha256(folder / "config.json")}
     for name, sha256 in found.items():
         if said[name] not in (None, sha256):
