@@ -119,11 +119,11 @@ def _from_npm() -> dict[str, bytes]:
             f"the site needs {RUNTIME} {VERSION} and there is no npm to fetch it: install npm, or {instead}"
         )
     with tempfile.TemporaryDirectory() as aside:
-        command = [npm, "pack", f"{RUNTIME}@{VERSION}", "--silent", "--pack-destination", aside]
+        command = [npm, "pack", f"{RUNTIME}@{VERSION}", "--loglevel=error", "--fetch-retries=0"]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, encoding="utf-8", cwd=aside)
         packed = next(Path(aside).glob("*.tgz"), None)
         if done.returncode or packed is None:
-            said = (done.stderr.strip().splitlines() or ["no word why"])[-1]
+            said = (done.stderr.strip().splitlines() or ["no word why"])[0].removeprefix("npm error ")
             raise UserError(f"npm could not fetch {RUNTIME} {VERSION} ({said}): try again later, or {instead}")
         found = {}
         with tarfile.open(packed) as package:
