@@ -99,7 +99,8 @@ def report() -> None:
         "`python -m benchmarks.mini store RUN`, and made by `python -m benchmarks.mini report` from `results/mini/`. "
         "EMA weights at the full ACT budget, held-out "
         "examples, one seed each; seconds are wall-clock on two cores that had other work too: trainings of one "
-        "thread ran two or three at a time.",
+        "thread ran two or three at a time. `ponder train PRESET` trains the preset's own recipe. The zoo holds the "
+        "checkpoints chosen on `val`, measured on more puzzles, so that its cards give other numbers.",
         "",
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]), encoding="utf-8")
