@@ -43,7 +43,7 @@ until sinfo --noheader --format=%T | grep -q idle; do sleep 1; done
 ponder() { "$PYTHON" -m ponder "$@"; }
 where=(--results "$here/results/cells" --runs "$here/runs")
 study=(study run stabilization --smoke "${where[@]}" --data-dir "$here/data")
-slurm=time=2,cpus=1,array=2,pack=2,--comment=tried
+slurm=time=1,cpus=1,array=2,pack=2,--comment=tried
 shown() { sed "s#$here#HERE#g; s#$(realpath "$PYTHON")#python#g; s#$PYTHON#python#g; s#$(hostname -s)#node#g"; }
 
 echo "\$ scontrol show config | grep MaxArraySize"
