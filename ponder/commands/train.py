@@ -71,7 +71,7 @@ def main(args: Sequence[str]) -> None:
             return
         torch.set_num_threads(layout.threads)
     here = runtime.start(known.device)
-    outcome = train_in(config, folder, known.data_dir, here, limits, known.quiet, known.fresh)
+    outcome = train_in(config, folder, known.data_dir, here, limits, known.quiet, known.fresh, ranks=known.processes)
     if here.main and not known.quiet:
         print(closing_words(folder, outcome))
     here.close()

@@ -175,6 +175,11 @@ class TrainConfig(Frozen):
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )
     grow_until: float = Field(0.5, gt=0, le=1, description="share of the updates after which the depth is full")
+    start: str | None = Field(
+        None,
+        description="trained weights to begin from: a run, a checkpoint, a zoo name; the puzzle table only where the "
+        "data are the same",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA only")
     compile: Literal["auto", "off", "block"] = Field("auto", description="auto: per block on CUDA, off elsewhere")
     data_workers: int = Field(0, ge=0, description="threads that fetch refills; changes nothing but the time")

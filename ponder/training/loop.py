@@ -269,6 +269,8 @@ def train(
     if saved is not None:
         run.load(saved, source)
         run.best = _kept(best, run.best, view)
+    elif config.train.start is not None:
+        run.begin_from(config.train.start)
     log.go_on(saved)
     surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads()}
     splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]

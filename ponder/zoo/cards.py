@@ -144,6 +144,8 @@ def read_card(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         config = runs.read_config(folder)
         return {"name": folder.name, "domain": config.data.domain, "max_steps": config.model.max_steps, "accuracy": {}}
+    if not files.intact(card):
+        raise UserError(f"{folder / CARD} was changed after it was written: {AGAIN}, --limits included")
     try:
         parse(Card, card)
     except UserError as error:
@@ -271,13 +273,14 @@ def pack(run: Path, name: str, limits: str, data_dir: Path, aside: Path, progres
     shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
     tensors = opened.model.state_dict().items()
     save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
-    write_card(aside, make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress))
+    card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
+    write_card(aside, {**card, "files": {each: files.sha256(aside / each) for each in (runs.CONFIG, WEIGHTS)}})
     for file in aside.iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    files.write(folder / CARD, json.dumps(card, indent=1, ensure_ascii=False) + "\n")
+    files.write(folder / CARD, json.dumps(files.sealed(card), indent=1, ensure_ascii=False) + "\n")
 
 
 def make_card(

@@ -32,6 +32,7 @@ LESS = {
 ELSEWHERE = {
     r"ponder (serve|mcp)\b": "goes on until it is stopped; tests/serve and test_wheel run them",
     r"ponder eval-llm .*--endpoint": "needs a server; tests/llm runs one",
+    r"arc1-5x5-mini|ponder arc-submit": "takes minutes; tests/training/test_submission.py does a part",
     r"ponder (push|pull)|hf://": "needs the Hub; tests/zoo/test_travel.py has a stub of it",
     r"ponder import ": "needs a published checkpoint; test_import makes some",
     r"ponder (eval|solve) imported/": "needs a published checkpoint",
@@ -45,6 +46,7 @@ ELSEWHERE = {
     r"ponder zoo add": "measures thousands of examples; tests/zoo adds a model",
     r"ponder completion": "test_completion asks the shell",
     r"--train.trackers": "needs packages that are no part of ponder; tests/training/test_trackers runs them",
+    r"ponder site": "needs npm; tests/serve/test_site.py",
     r"ponder cost all|ponder export": "half a minute; test_cost and test_export do a part",
     r"u000000300": "the checkpoint of a whole training",
 }

@@ -63,6 +63,32 @@ def test_a_model_in_the_zoo_is_the_run_it_came_from(run: Path, added: Path) -> N
     assert Solver(added).solve(puzzle).text == Solver(run).solve(puzzle).text
 
 
+@pytest.mark.parametrize("name", ["weights.safetensors", "config.json", "card.json"])
+def test_a_bit_that_flips_in_a_model_of_the_zoo_is_noticed(name: str, added: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(added, tmp_path / "tiny-one")
+    content = bytearray((folder / name).read_bytes())
+    if name == "weights.safetensors":
+        content[-1] ^= 1
+    else:  # a digit, which leaves it readable
+        at = content.index(b'max_steps": ') + len(b'max_steps": ')
+        content[at] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"{name} (is not what its card says|was changed after it was written)"):
+        cards.read_card(folder)
+        Solver(folder)
+
+
+def test_a_model_is_there_while_another_takes_its_name(added: Path, user_zoo: Path) -> None:
+    """Whoever puts the new one there is killed between its two renames; then the same is done again."""
+    zoo = user_zoo
+    shutil.copytree(added, zoo / "tiny-one")
+    (zoo / "tiny-one").rename(zoo / ".tiny-one.old")
+    assert Solver("tiny-one").opened.sha256 == files.sha256(added / "weights.safetensors")
+    assert "tiny-one" in {card["name"] for card in cards.list_cards()}
+    cards.put(added, zoo / "tiny-one")
+    assert [path.name for path in zoo.iterdir()] == ["tiny-one"] and "tiny-one" in zoo_names()
+
+
 def test_the_card_says_what_the_model_does(run: Path, added: Path, dataset: Dataset) -> None:
     card = json.loads((added / "card.json").read_text(encoding="utf-8"))
     solver = Solver(added)
