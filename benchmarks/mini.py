@@ -1,7 +1,7 @@
 """The mini presets' learning curves: stored from run folders, and the tables and figure made from what is stored.
 
     python -m benchmarks.mini store runs/sudoku-mini-s0 ...     results/mini/PRESET-MODEL.json
-    python -m benchmarks.mini report                            docs/mini.md, docs/mini.png and the table in README.md
+    python -m benchmarks.mini report                            docs/mini.md and docs/mini.png
 
 Train each with `ponder train PRESET --model MODEL`; the seconds are wall-clock.
 """
@@ -11,14 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ponder.base.markers import put_between
 from ponder.base.stats import share
 from ponder.training.launch import Layout
 from ponder.training.log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "mini"
-BEGIN, END = "<!-- mini results: benchmarks/mini.py report -->", "<!-- end of mini results -->"
 
 
 def store(run: Path) -> None:
@@ -106,7 +104,6 @@ def report() -> None:
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]), encoding="utf-8")
     draw(stored, ROOT / "docs" / "mini.png")
-    put_between(ROOT / "README.md", BEGIN, END, "\n".join(line for line in lines if "| val |" not in line))
     print("\n".join(lines))
 
 

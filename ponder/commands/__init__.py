@@ -39,6 +39,7 @@ VERBS = {
     "push": Verb("push", "put a model on the Hugging Face Hub"),
     "pull": Verb("pull", "fetch a model from the Hub into your zoo"),
     "serve": Verb("serve", "the solvers over HTTP, with a web page and MCP tools"),
+    "site": Verb("site", "the web page as static files: the models run in the browser"),
     "mcp": Verb("mcp", "the solvers as tools for language models, over stdio"),
     "export": Verb("export", "write one ACT step of a model as an ONNX graph"),
     "doctor": Verb("doctor", "what this machine has, and what to install for what"),
