@@ -57,6 +57,8 @@ def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Mapping
     for column in (c for panel in panels for c in (*panel.columns, panel.column) if c):
         if column not in columns:
             raise unknown(f"column in the figure of {name}", column, columns)
+    if any(panel.kind == "scatter" and len(panel.columns) != 2 for panel in panels):
+        raise UserError(f"study {name}, figure: a scatter has two columns, the one along the axis and the one up")
     for score in (s for panel in panels for s in (*panel.scores, panel.score) if s):
         score_of(score)
     shown = {"": "", **columns}

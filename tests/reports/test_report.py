@@ -18,7 +18,17 @@ from ponder.base.errors import UserError
 from ponder.base.stats import Estimate
 from ponder.reports import pages as report
 from ponder.reports.figures import panels_of
-from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, UNDECIDED, Finding, decide, judge
+from ponder.reports.findings import (
+    CONFIRMED,
+    CONTRARY,
+    NOT_RUN,
+    NOT_TESTABLE,
+    UNDECIDED,
+    Finding,
+    Judgement,
+    decide,
+    judge,
+)
 from ponder.reports.pages import gather, main_report, make, study_text
 from ponder.reports.results import overview, results_text
 from ponder.reports.tables import FIXED, MISSING, as_csv, columns_of, entries, page_of
@@ -441,7 +451,7 @@ def test_one_seed_gives_no_verdict(tmp_path: Path, of: dict[str, str]) -> None:
     assert (made.verdict, made.why, made.chance) == (NOT_TESTABLE, "one seed", None)
 
 
-def five(tmp_path: Path, residual: Callable[[Cell, int], float], count: int = 5, **fields: Any) -> StudyReport:
+def five(tmp_path: Path, residual: Callable[[Cell, int], float], count: int = 5, **fields: Any) -> Study:
     """A study of several variants whose accuracy rises from the first to the last: a residual for each training."""
     names = [f"v{i}" for i in range(count)]
     rank = {"a": {"field": "residual"}, "b": {"score": "Sudoku"}, "rank": True}
@@ -458,11 +468,15 @@ def five(tmp_path: Path, residual: Callable[[Cell, int], float], count: int = 5,
         raw = raw_result(cell, lambda *_, place=place: some_right(0.2 + 0.1 * place))
         raw["after"]["trace"]["residual"][-1] = {"low": 0.0, "median": residual(cell, place), "high": 9.0}
         Store(tmp_path / "cells").write(CellResult.model_validate(raw))
-    return make(study_, "mini", tmp_path)
+    return study_
 
 
 def test_a_rank_finding_goes_by_whole_variants(tmp_path: Path) -> None:
-    made = five(tmp_path / "a", lambda cell, place: 10.0 - place + 0.1 * cell.seed)
+    def verdicts(folder: Path, *args: Any, **fields: Any) -> list[Judgement]:
+        study_ = five(folder, *args, **fields)
+        return judge(page_of(study_).findings, gather(study_, "mini", folder, False))
+
+    made = make(five(tmp_path / "a", lambda cell, place: 10.0 - place + 0.1 * cell.seed), "mini", tmp_path / "a")
     less, greater = made.verdicts
     assert (less.verdict, greater.verdict) == (CONFIRMED, CONTRARY)
     compared = less.compared[0]
@@ -473,18 +487,18 @@ def test_a_rank_finding_goes_by_whole_variants(tmp_path: Path) -> None:
     assert "rank correlation of residual at the training budget with Sudoku, valid, over 5 variants: -0.9" in text
     assert made.drawn and (tmp_path / "a" / "studies" / "two.png").stat().st_size > 10_000
     # Four variants cannot decide: 2 / 24. Nor can what differs between seeds and not between variants.
-    assert {v.verdict for v in five(tmp_path / "b", lambda cell, place: 10.0 - place, 4).verdicts} == {UNDECIDED}
-    assert {v.verdict for v in five(tmp_path / "c", lambda cell, place: cell.seed).verdicts} == {UNDECIDED}
+    assert {v.verdict for v in verdicts(tmp_path / "b", lambda cell, place: 10.0 - place, 4)} == {UNDECIDED}
+    assert {v.verdict for v in verdicts(tmp_path / "c", lambda cell, place: cell.seed)} == {UNDECIDED}
     for count, residual in ((2, lambda cell, place: place), (5, lambda cell, place: 1.0)):
-        (first, _) = five(tmp_path / f"d{count}", residual, count).verdicts
+        (first, _) = verdicts(tmp_path / f"d{count}", residual, count)
         assert first.verdict == NOT_TESTABLE and "fewer than three variants" in first.why
     one = {"mini": {"tasks": ["sudoku"], "seeds": [0]}}
-    (first, _) = five(tmp_path / "e", lambda cell, place: place, scales=one).verdicts
+    (first, _) = verdicts(tmp_path / "e", lambda cell, place: place, scales=one)
     assert (first.verdict, first.why) == (NOT_TESTABLE, "one seed")
     lost = next((tmp_path / "a" / "cells").glob("*.json"))
     lost.unlink()
-    again = make(made.results.study, "mini", tmp_path / "a")
-    assert again.verdicts[0].verdict == NOT_RUN and "14 of the 15" in again.verdicts[0].why
+    (again, _) = judge(made.page.findings, gather(made.results.study, "mini", tmp_path / "a", False))
+    assert again.verdict == NOT_RUN and "14 of the 15" in again.why
 
 
 def test_every_verdict_says_what_it_could_have_seen(tmp_path: Path) -> None:
@@ -702,6 +716,7 @@ def test_mistakes_in_report_fields_are_named_before_anything_is_written(tmp_path
         ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "b", "of": {"scor": "Sudoku"}, "is": "less"}]}]}, "score"),
         ({"figure": [{"kind": "bars", "columns": ["Sudokus"]}]}, "'Sudoku'"),
         ({"findings": [{**SAYS, "tests": [{"of": {"score": "Sudoku"}, "is": "within", "rank": True}]}]}, "`rank`"),
+        ({"figure": [{"kind": "scatter", "columns": ["Sudoku"]}]}, "two columns"),
     ):
         with pytest.raises(UserError, match=match):
             make(two(**bad), "mini", tmp_path)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -484,8 +485,7 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
     check_stored(after, more)
 
 
-@pytest.mark.parametrize("rule", get_args(Select))
-def test_searches_of_a_model_whose_trajectories_are_known(rule: str, dataset: Dataset) -> None:
+def test_searches_of_a_model_whose_trajectories_are_known(dataset: Dataset) -> None:
     """Which puzzles each rule solves with each split, and what it takes, from the script alone (tests/support/stub.py):
     without noise puzzle i is right from step `first[i]` on, with noise from a step that its key decides."""
     n, numbers = 40, 3 * np.arange(40)
@@ -497,7 +497,7 @@ def test_searches_of_a_model_whose_trajectories_are_known(rule: str, dataset: Da
     points = {point["policy"]: point for point in found["results"]}
     assert len(points) == 20 and (found["split"], found["n"], found["budget"]) == ("test", n, 8)
     sure = np.arange(n) % 5 == 4  # of itself from the first step on, so that restart 0 has the word
-    for restarts, depth in ((1, 8), (1, 32), (2, 16), (4, 8)):
+    for (restarts, depth), rule in product(((1, 8), (1, 32), (2, 16), (4, 8)), get_args(Select)):
         wake = Stub.wake(torch.from_numpy(restart_keys(0, numbers, restarts))).numpy()
         wake[:, 0] = first
         earliest, ends = wake.min(axis=1), np.full(n, depth)
