@@ -1,7 +1,5 @@
 """Checkpoints that survive a power cut: written aside, hashed, renamed; the newest complete one wins."""
 
-import hashlib
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -66,14 +64,8 @@ def complete(target: Path, state: Mapping[str, Any]) -> None:
     """Hash what was written aside, write the state last, and give the folder its name."""
     part = aside(target)
     hashes = {f.name: files.sha256(f) for f in sorted(part.glob("*.safetensors"))}
-    whole = json.loads(json.dumps({**state, "files": hashes}))
-    files.write_json(part / STATE, {**whole, OWN: _own_hash(whole)})
+    files.write_json(part / STATE, files.sealed({**state, "files": hashes}, OWN))
     files.put_folder(part, target)
-
-
-def _own_hash(state: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in state.items() if key != OWN}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
 def read(path: Path) -> Checkpoint:
@@ -85,7 +77,7 @@ def read(path: Path) -> Checkpoint:
         _ = int(state["update"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
-    if OWN in state and _own_hash(state) != state[OWN]:
+    if not files.intact(state, OWN):
         raise UserError(f"checkpoint file {path / STATE} was edited (its hash does not match)")
     for name, expected in hashes.items():
         file = path / name

@@ -166,7 +166,7 @@ class Dataset:
             file = self.path / entry["file"]
             try:
                 array = np.load(file, mmap_mode="r")
-            except (OSError, ValueError, EOFError):
+            except Exception:  # a damaged header goes through Python's own tokenizer, whose errors are of many kinds
                 raise UserError(f"{file} is missing or damaged: delete {self.path} and build again") from None
             if not isinstance(array, np.ndarray):
                 raise UserError(f"{file} holds no array: delete {self.path} and build again")

@@ -13,7 +13,8 @@ from pathlib import Path
 from ponder.base import source
 
 LAUNCHED = "PONDER_LAUNCHED"
-"""Set in processes that `ponder train` started: they leave their errors to it instead of printing each its own."""
+"""Set in processes that `ponder train` started, to its pid: they leave their errors to it instead of printing each its
+own, and end when it does."""
 
 
 class UserError(Exception):

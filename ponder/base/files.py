@@ -12,7 +12,7 @@ import shutil
 import socket
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,21 @@ def read_object(path: Path, do: str) -> dict[str, Any]:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+SEAL = "seal"
+"""Where an object on the disk holds the hash of all the rest of it."""
+
+
+def sealed(value: Mapping[str, Any], name: str = SEAL) -> dict[str, Any]:
+    """As it is read back from JSON, with its own hash."""
+    whole = {key: each for key, each in json.loads(json.dumps(value)).items() if key != name}
+    return {**whole, name: hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()}
+
+
+def intact(value: Mapping[str, Any], name: str = SEAL) -> bool:
+    """Whether nothing was changed since it was sealed, if it was."""
+    return name not in value or sealed(value, name)[name] == value[name]
 
 
 def unfinished(path: Path) -> bool:

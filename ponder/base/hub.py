@@ -29,10 +29,16 @@ def cached(kind: Kind, repo: str, revision: str, names: Collection[str]) -> dict
 
 
 def fetched(
-    kind: Kind, repo: str, revision: str, names: Collection[str], instead: str, largest: Mapping[str, int] | None = None
+    kind: Kind,
+    repo: str,
+    revision: str,
+    names: Collection[str],
+    instead: str,
+    largest: Mapping[str, int] | None = None,
+    anew: bool = False,
 ) -> dict[str, Path]:
     """The same from the Hub, into the cache. `largest`: bytes that a file may have; `instead`: what to do where it
-    cannot be had."""
+    cannot be had; `anew`: also what the cache has."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
     if not online():
@@ -42,7 +48,10 @@ def fetched(
             size = get_hf_file_metadata(hf_hub_url(repo, name, repo_type=kind, revision=revision)).size
             if size is None or size > limit:
                 raise UserError(f"{name} of {repo} has {size} bytes, at most {limit} are fetched; {instead}")
-        return {name: Path(hf_hub_download(repo, name, repo_type=kind, revision=revision)) for name in names}
+        return {
+            name: Path(hf_hub_download(repo, name, repo_type=kind, revision=revision, force_download=anew))
+            for name in names
+        }
     except UserError:
         raise
     except Exception as error:  # the client's HTTP library has its own errors, and has been exchanged before

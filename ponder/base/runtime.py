@@ -4,6 +4,9 @@ import ctypes
 import os
 import platform
 import re
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ponder.base.errors import RankLost, UserError
+from ponder.base.errors import LAUNCHED, RankLost, UserError
 from ponder.base.source import commit
 
 
@@ -89,6 +92,8 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
     """The runtime of this process: alone, or one of those `torchrun` started."""
     device = best_device() if device == "auto" else device
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with(int(os.environ.get(LAUNCHED, os.getppid())))
     try:
         chosen = torch.device(device)
         if chosen.type == "cuda":
@@ -109,6 +114,17 @@ def start(device: str = "auto", deterministic: bool = True) -> Runtime:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
     return Runtime(chosen, rank, world, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def end_with(parent: int) -> None:
+    """Ask this process to stop as soon as its parent is gone, however that went."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def best_device() -> str:
@@ -156,8 +172,6 @@ def environment() -> dict[str, Any]:
 
 def matmul_peak(shape: tuple[int, int, int], device: torch.device, seconds: float = 0.15) -> float:
     """Measured float32 multiply-add rate in FLOP/s for [m, k] @ [k, n]: what 'peak' means in this project."""
-    import time
-
     m, k, n = shape
     a, b = torch.randn(m, k, device=device), torch.randn(k, n, device=device)
     best = 0.0

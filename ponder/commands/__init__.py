@@ -33,6 +33,7 @@ VERBS = {
     "search": Verb("search", "noisy restarts in parallel until the checker accepts"),
     "trace": Verb("trace", "look inside: residual, stretch and trajectories of the state, step by step"),
     "eval-llm": Verb("eval_llm", "put a domain's examples to a language model"),
+    "arc-submit": Verb("arc_submit", "an ARC challenges file in, fine-tuned on, a submission out"),
     "study": Verb("study", "the paper's experiments as one-diff variants: list, show, run, status, report"),
     "import": Verb("import_", "convert a published HRM, TRM or URM checkpoint"),
     "push": Verb("push", "put a model on the Hugging Face Hub"),

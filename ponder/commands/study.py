@@ -35,12 +35,13 @@ def main(args: Sequence[str]) -> None:
         "--only", nargs="+", default=[], metavar="P", help="variants, tasks or seeds: 'KL2-*', s0, 'base/*/s1'"
     )
     run.add_argument("--dry-run", action="store_true", help="say what would be run")
-    run.add_argument("--slurm", metavar="K=V,...", help="submit instead: partition=gpu,time=600,gpus=1,array=8")
+    run.add_argument("--slurm", metavar="K=V,...", help="submit instead: partition=gpu,time=600,gpus=1,array=8,pack=4")
+    run.add_argument("--print", action="store_true", help="with --slurm: show the scripts, submit nothing")
     status = verbs.add_parser("status", help="done, running, failed, left")
     status.add_argument("names", nargs="*", metavar="NAME")
     report = verbs.add_parser("report", help="tables and figures from stored results; `all` also writes RESULTS.md")
     report.add_argument("names", nargs="+", metavar="NAME")
-    report.add_argument("--write", type=Path, metavar="FILE", help="put the overview between the markers of this page")
+    report.add_argument("--write", type=Path, metavar="FILE", help="put the headline between the markers of this page")
     cost = verbs.add_parser("cost", help="GPU-hours of a study at paper scale")
     cost.add_argument("names", nargs="+", metavar="NAME")
     cost.add_argument("--gpu", default="H100", help="which GPU (default H100)")
@@ -163,7 +164,8 @@ def _task(args: argparse.Namespace) -> None:
 
 
 def _cell(args: argparse.Namespace) -> None:
-    from ponder.studies.run import Assignment, attempt, end_with
+    from ponder.base.runtime import end_with
+    from ponder.studies.run import Assignment, attempt
 
     if args.parent is not None:
         end_with(args.parent)
@@ -192,7 +194,9 @@ def _run(args: argparse.Namespace) -> None:
 
         if args.max_seconds is not None or args.device != "auto" or args.workers is not None:
             raise UserError("--slurm settles time, device and workers: leave out --max-seconds, --device and --workers")
-        submit(trainings, args.slurm, args.scale, _store(args), args.data_dir)
+        submit(trainings, args.slurm, args.scale, _store(args), args.data_dir, args.print)
+    elif args.print:
+        raise UserError("--print shows the script of a Slurm job: give --slurm too")
     else:
         _run_here(trainings, studies, args)
 

@@ -19,7 +19,7 @@ def main(args: Sequence[str]) -> None:
         epilog="`ponder presets` lists presets and models, `ponder presets NAME` shows every value of one.",
     )
     parser.add_argument("preset", nargs="?", help="a preset, or a YAML file of that form")
-    parser.add_argument("--model", help="train another model on this domain, with its own recipe")
+    parser.add_argument("--model", help="train another model, a name or a YAML file, with its own recipe")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default runs/PRESET[-MODEL]-sSEED)")
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on with a run folder, its configuration included"
@@ -71,7 +71,7 @@ def main(args: Sequence[str]) -> None:
             return
         torch.set_num_threads(layout.threads)
     here = runtime.start(known.device)
-    outcome = train_in(config, folder, known.data_dir, here, limits, known.quiet, known.fresh)
+    outcome = train_in(config, folder, known.data_dir, here, limits, known.quiet, known.fresh, ranks=known.processes)
     if here.main and not known.quiet:
         print(closing_words(folder, outcome))
     here.close()

@@ -3,6 +3,7 @@ the Hub."""
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,9 @@ HUB = "hf://"
 """What an address on the Hugging Face Hub begins with: hf://OWNER/NAME, or hf://OWNER/NAME@REVISION."""
 TRAVELS = {"config.json": 2**20, "card.json": 2**20, "weights.safetensors": 2**33}
 """What is fetched of a model on the Hub, and how many bytes it may have. None of it can run anything."""
+
+
+WHOLE = "restore it from a copy, or put it there again with `ponder zoo add` or `ponder pull`"
 
 
 def user_zoo() -> Path:
@@ -54,7 +58,9 @@ class Opened:
 def zoo_folders() -> dict[str, Path]:
     """Name -> folder of every model in the two zoos. No name of the user's hides one of ponder's."""
     paths = [*user_zoo().glob("[!.]*/config.json"), *ZOO.glob("[!.]*/config.json")]
-    return {path.parent.name: path.parent for path in paths}
+    # The one before, where whoever was to exchange it was killed between its two renames.
+    aside = {path.parent.name[1 : -len(".old")]: path.parent for path in user_zoo().glob(".*.old/config.json")}
+    return {**aside, **{path.parent.name: path.parent for path in paths}}
 
 
 def zoo_names() -> list[str]:
@@ -81,6 +87,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     else:
         file = run / "weights.safetensors"
         tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
+        _as_carded(run, sha256)
     if isinstance(stored, Imported):
         config, data, domain = None, stored.data, stored.domain()
         check_sizes(stored.model, stored.vocab, stored.tokens, tensors)
@@ -104,6 +111,19 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     return Opened(name if on_hub else path.name, path, model, config, domain, update, sha256, data, kept=on_hub)
 
 
+def _as_carded(folder: Path, weights: str) -> None:
+    """A model whose card says what its files are is that one. Most folders have no card."""
+    if not (folder / "card.json").is_file():
+        return
+    card = files.read_object(folder / "card.json", WHOLE)
+    known = card.get("files")
+    said = {"weights.safetensors": card.get("sha256"), **(known if isinstance(known, dict) else {})}
+    found = {"weights.safetensors": weights, "config.json": files.sha256(folder / "config.json")}
+    for name, sha256 in found.items():
+        if said.get(name) not in (None, sha256):
+            raise UserError(f"{folder / name} is not what its card says (the sha256 differs): {WHOLE}")
+
+
 # On the Hub -----------------------------------------------------------------------------------------------------------
 
 
@@ -119,10 +139,19 @@ def hub_folder(address: str, newest: bool = False) -> Path:
     """The folder of a model on the Hub: from the user's cache where this revision is in it, else fetched. `newest`: ask
     the Hub in any case. Each byte is what the card says it should be."""
     repo, revision = hub_address(address)
+    instead = "give OWNER/NAME of a model that `ponder push` wrote, or a folder"
     found = None if newest else hub.cached("model", repo, revision, TRAVELS)
     if found is None:
-        instead = "give OWNER/NAME of a model that `ponder push` wrote, or a folder"
         found = hub.fetched("model", repo, revision, TRAVELS, instead, TRAVELS)
+    try:
+        return _as_pushed(found, repo)
+    except UserError:  # the cache was damaged, or whoever pushed it
+        if not hub.online():
+            raise
+        return _as_pushed(hub.fetched("model", repo, revision, TRAVELS, instead, TRAVELS, anew=True), repo)
+
+
+def _as_pushed(found: Mapping[str, Path], repo: str) -> Path:
     folder, *others = {path.parent for path in found.values()}
     if others:
         raise UserError(f"{repo} was changed while it was fetched: give the same command again")

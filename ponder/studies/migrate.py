@@ -36,7 +36,8 @@ def migrate(store: Store) -> Iterator[str]:
             kept = files.read_json(path)["label"]
             yield f"{result['label']} is the same training as {kept}, which was measured deeper and is kept"
         else:
-            files.write(path, json.dumps(result, separators=(",", ":")) + "\n")
+            whole = files.sealed(result) if files.SEAL in result else result
+            files.write(path, json.dumps(whole, separators=(",", ":")) + "\n")
     runs = sum(_move_run(store, path) for path in sorted(store.runs.glob("*/config.json")))
     yield f"{len(renamed)} results in {store.root} and {runs} runs in {store.runs} have new names"
     if renamed:

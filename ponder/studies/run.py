@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -88,17 +87,6 @@ def _attempt(cell: Cell, work: Assignment, here: runtime.Runtime, ours: bool) ->
             store.fail(cell.key, named + (str(error).splitlines() or [""])[0])
         return 1
     return 0 if finished else UNFINISHED
-
-
-def end_with(parent: int) -> None:
-    """Ask this process to stop as soon as its parent is gone, however that went."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 # The runner's side ----------------------------------------------------------------------------------------------------

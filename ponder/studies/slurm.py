@@ -1,14 +1,20 @@
-"""The same cells on a Slurm cluster, through submitit: one job per cell, one rank per GPU."""
+"""The same cells on a Slurm cluster, through submitit: a job for each cell or a few short ones, one rank per GPU."""
 
+import re
+import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ponder.base.errors import UserError, needs_extra, unknown
 from ponder.studies.run import Assignment, attempt, build_data
 from ponder.studies.spec import Training
 from ponder.studies.store import Store
+
+if TYPE_CHECKING:
+    from submitit import AutoExecutor
 
 PARAMETERS = {
     "partition": "slurm_partition",
@@ -19,28 +25,35 @@ PARAMETERS = {
     "gpus": "gpus_per_node",
     "cpus": "cpus_per_task",
     "mem": "mem_gb",
+    "nodes": "nodes",
+    "constraint": "slurm_constraint",
 }
 """What --slurm takes -> submitit's name for it."""
-NUMBERS = ("time", "array", "gpus", "cpus", "mem")
+OURS = ("cluster", "pack")
+NUMBERS = ("time", "array", "gpus", "cpus", "mem", "nodes", "pack")
 REQUEUES = 10_000
+NOTICE = 90
+"""Seconds before its time limit that a job is told, but no more than a quarter of the limit: a process that is told
+before it listens, in its first seconds, dies of it and is not queued again."""
 
 
 @dataclass(frozen=True)
 class SlurmCell:
-    """What a job does. A job that runs into its time limit is queued again and goes on from its last checkpoint."""
+    """What a job does: its cells, one after the other. A job that runs into its time limit is queued again and goes on
+    from its last checkpoint."""
 
-    work: Assignment
+    work: tuple[Assignment, ...]
 
-    def __call__(self) -> int:
+    def __call__(self) -> list[int]:
         from submitit import JobEnvironment
         from submitit.helpers import TorchDistributedEnvironment
 
         if JobEnvironment().num_tasks > 1:
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
-        code = attempt(self.work)
-        if code == 1:
-            raise RuntimeError(f"{self.work.labels[0]} failed: `ponder study status` says why")
-        return code
+        codes = [attempt(each) for each in self.work]
+        if 1 in codes:
+            raise RuntimeError(f"{self.work[codes.index(1)].labels[0]} failed: `ponder study status` says why")
+        return codes
 
     def checkpoint(self) -> Any:
         from submitit.helpers import DelayedSubmission
@@ -48,54 +61,111 @@ class SlurmCell:
         return DelayedSubmission(self)
 
 
-def parse(text: str) -> tuple[str, dict[str, Any]]:
-    """partition=gpu,time=600,gpus=1,array=8 -> (cluster, submitit's parameters). `time` is in minutes."""
-    cluster = "slurm"
+@dataclass(frozen=True)
+class Wanted:
+    """What --slurm says."""
+
+    cluster: str = "slurm"
+    pack: int = 1
+    """Cells of a job."""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    """Submitit's."""
+
+
+def parse(text: str) -> Wanted:
+    """partition=gpu,time=600,gpus=1,array=8,--nice=100. `time` is in minutes; what begins with -- is sbatch's own."""
+    known: dict[str, Any] = {}
     out: dict[str, Any] = {}
+    raw: dict[str, Any] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
+        if name.startswith("--") and len(name) > 2:
+            raw[name[2:]] = value if equals else True
+            continue
         if not equals or not value:
             raise UserError(f"--slurm {part!r} has no value: write partition=gpu,time=600,gpus=1,array=8")
-        if name == "cluster":
-            cluster = value
-            continue
-        if name not in PARAMETERS:
-            raise unknown("--slurm setting", name, [*PARAMETERS, "cluster"])
-        if name in NUMBERS and not value.isdecimal():
-            raise UserError(f"--slurm {name} is a whole number (time in minutes, mem in GB), got {value!r}")
-        out[PARAMETERS[name]] = int(value) if name in NUMBERS else value
+        if name not in (*PARAMETERS, *OURS):
+            raise unknown("--slurm setting", name, [*PARAMETERS, *OURS])
+        if name in NUMBERS and (not value.isdecimal() or int(value) < 1):
+            raise UserError(f"--slurm {name} is a whole number from 1 on (time in minutes, mem in GB), got {value!r}")
+        (known if name in OURS else out)[PARAMETERS.get(name, name)] = int(value) if name in NUMBERS else value
     if out.get("gpus_per_node", 0) > 1:
         out["tasks_per_node"] = out["gpus_per_node"]
-    if cluster not in ("slurm", "local", "debug"):
-        raise unknown("--slurm cluster", cluster, ("slurm", "local", "debug"))
-    return cluster, out
+    if raw:
+        out["slurm_additional_parameters"] = raw
+    wanted = Wanted(**known, parameters=out)
+    if wanted.cluster not in ("slurm", "local", "debug"):
+        raise unknown("--slurm cluster", wanted.cluster, ("slurm", "local", "debug"))
+    return wanted
 
 
-def submit(jobs: Sequence[Training], text: str, scale: str, store: Store, data_dir: Path) -> list[Any]:
-    """Submit what is neither done nor running; returns submitit's jobs. Data is built here, on the shared disk."""
-    cluster, parameters = parse(text)
+def submit(
+    trainings: Sequence[Training], text: str, scale: str, store: Store, data_dir: Path, show: bool = False
+) -> list[Any]:
+    """Submit what is neither done nor running; returns submitit's jobs. Data is built here, on the shared disk. `show`:
+    print the scripts instead."""
+    wanted = parse(text)
+    todo = [each for each in trainings if any(store.state(cell) in ("left", "failed") for cell in each.cells)]
+    hopeless = {} if show else build_data(todo, data_dir)
+    for key, error in hopeless.items():
+        store.fail(key, error)
+    root = Store(store.root.resolve(), store.runs.resolve())
+    work = [
+        Assignment(tuple(each.labels), scale, root, data_dir.resolve(), key=each.key)
+        for each in todo
+        if each.key not in hopeless
+    ]
+    jobs = [SlurmCell(tuple(work[i : i + wanted.pack])) for i in range(0, len(work), wanted.pack)]
+    most = largest_array() if wanted.cluster == "slurm" else None
+    arrays = [jobs[i : i + most] for i in range(0, len(jobs), most)] if most is not None else [jobs] if jobs else []
+    executor = _executor(wanted, root)
+    if (together := wanted.parameters.get("slurm_array_parallelism")) is not None:
+        executor.update_parameters(slurm_array_parallelism=max(1, together // max(1, len(arrays))))
+    if show:
+        for each in arrays:
+            print(_script(executor, len(each)))
+        return []
+    out = []
+    for each in arrays:
+        with executor.batch():
+            out += [executor.submit(job) for job in each]
+    print(f"submitted {_said(len(work), len(jobs), len(arrays))}; `ponder study status` shows how they stand")
+    if hopeless:
+        raise UserError(f"{len(hopeless)} cells have no data: {next(iter(hopeless.values()))}")
+    return out
+
+
+def _said(cells: int, jobs: int, arrays: int) -> str:
+    return f"{cells} cells in {jobs} jobs" + (f" of {arrays} arrays" if arrays > 1 else "")
+
+
+def largest_array() -> int | None:
+    """Jobs that this cluster takes in one array; None where it cannot be asked."""
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(["scontrol", "show", "config"], capture_output=True, check=True, encoding="utf-8").stdout
+        if found := re.search(r"^MaxArraySize\s*=\s*([1-9]\d*)$", said, re.MULTILINE):
+            return int(found[1])
+    return None
+
+
+def _executor(wanted: Wanted, store: Store) -> "AutoExecutor":
     try:
         from submitit import AutoExecutor
     except ImportError:
         raise needs_extra("--slurm", "slurm") from None
-    todo = [job for job in jobs if any(store.state(cell) in ("left", "failed") for cell in job.cells)]
-    hopeless = build_data(todo, data_dir)
-    for key, error in hopeless.items():
-        store.fail(key, error)
     try:
         # submitit would give a job up after three time limits; ours go on from a checkpoint as often as it takes.
-        executor = AutoExecutor(folder=store.runs / "slurm" / "%j", cluster=cluster, slurm_max_num_timeout=REQUEUES)
+        folder = store.runs / "slurm" / "%j"
+        executor = AutoExecutor(folder=folder, cluster=wanted.cluster, slurm_max_num_timeout=REQUEUES)
     except RuntimeError:
         raise UserError("no Slurm here (srun was not found): run this on a login node, or use --workers") from None
-    executor.update_parameters(name="ponder-study", **parameters)
-    root = Store(store.root.resolve(), store.runs.resolve())
-    with executor.batch():
-        out = [
-            executor.submit(SlurmCell(Assignment(tuple(job.labels), scale, root, data_dir.resolve(), key=job.key)))
-            for job in todo
-            if job.key not in hopeless
-        ]
-    print(f"submitted {len(out)} cells; `ponder study status` shows how they stand")
-    if hopeless:
-        raise UserError(f"{len(hopeless)} cells have no data: {next(iter(hopeless.values()))}")
-    return out
+    notice = min(NOTICE, 15 * wanted.parameters.get("timeout_min", NOTICE))
+    executor.update_parameters(name="ponder-study", slurm_signal_delay_s=notice, **wanted.parameters)
+    return executor
+
+
+def _script(executor: "AutoExecutor", jobs: int) -> str:
+    """What sbatch is given for an array of so many."""
+    inner: Any = executor._executor
+    inner.parameters = {**inner.parameters, **({"map_count": jobs} if jobs > 1 else {})}
+    return str(inner._make_submission_file_text(inner._submitit_command_str, ""))

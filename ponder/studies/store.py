@@ -61,7 +61,8 @@ class Store:
         """What is kept of a training, whatever was measured after it."""
         path = self.path(key)
         try:
-            result = CellResult.model_validate_json(path.read_bytes())
+            content = path.read_bytes()
+            result = CellResult.model_validate_json(content)
         except FileNotFoundError:
             return None
         except ValidationError as error:
@@ -74,6 +75,8 @@ class Store:
             raise UserError(f"{path} has settings that this ponder does not know ({error}): move it away") from None
         if not key.startswith(result.config.key()):
             raise UserError(f"{path} has the name of another configuration: run `ponder study migrate`")
+        if not files.intact(json.loads(content)):
+            raise UserError(f"{path} was changed after it was written: delete it and run the study again")
         return result
 
     def read(self, cell: Cell) -> CellResult | None:
@@ -82,7 +85,8 @@ class Store:
         return result if result is not None and result.after.covers(cell) else None
 
     def write(self, result: CellResult) -> None:
-        files.write(self.path(result.key), result.model_dump_json() + "\n")
+        whole = files.sealed(json.loads(result.model_dump_json()))
+        files.write(self.path(result.key), json.dumps(whole, separators=(",", ":")) + "\n")
         self.forgive(result.key)
 
     def failed(self, cell: Cell) -> str | None:

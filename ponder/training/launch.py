@@ -97,7 +97,7 @@ def launch(words: Sequence[str], layout: Layout) -> None:
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     logging.disable(logging.ERROR)  # what matters of the launcher's own log is said below
-    settings = {"OMP_NUM_THREADS": str(layout.threads), LAUNCHED: "1", **_loopback()}
+    settings = {"OMP_NUM_THREADS": str(layout.threads), LAUNCHED: str(os.getpid()), **_loopback()}
     with tempfile.TemporaryDirectory(prefix="ponder-launch-") as logs, _environment(settings):
         config = LaunchConfig(
             min_nodes=1,

@@ -39,11 +39,13 @@ def train_in(
     fresh: bool = False,
     callback: Callback | None = None,
     group: Group | None = None,
+    ranks: int | None = None,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
-    replaces what it holds). `callback` gets every row of the log. A start that is refused leaves no folder behind."""
+    replaces what it holds). `callback` gets every row of the log. `ranks`: go on with so many, whatever the run
+    began with. A start that is refused leaves no folder behind."""
     if not here.main:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group)
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks)
     _refuse_foreign(folder, "--fresh leaves it alone: " if fresh else "")
     above = [parent for parent in folder.parents if not parent.exists()]
     with files.locked(folder / LOCK, PATIENCE) as ours:
@@ -52,7 +54,7 @@ def train_in(
             raise UserError(f"{folder} is being trained by {by}: wait until it ends, or choose another --out")
         made = fresh or not (folder / CONFIG).is_file()
         try:
-            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group)
+            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks)
         except (UserError, OSError):
             if made and not _began(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -72,6 +74,7 @@ def _train_in(
     fresh: bool,
     callback: Callback | None,
     group: Group | None,
+    ranks: int | None,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
@@ -90,6 +93,8 @@ def _train_in(
         about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
         _nothing_lost(folder, config)
         _same_data(folder, dataset)
+        if ranks != here.world:
+            _same_shape(folder, here.world)
         files.write_json(folder / ENVIRONMENT, about)
     here.barrier()
     trackers = open_trackers(config, folder, group) if here.main else []
@@ -160,6 +165,16 @@ def _same_data(folder: Path, dataset: data.Dataset) -> None:
         raise UserError(
             f"{folder} was trained on other data (hash {before[:12]}) than {dataset.path} holds now "
             f"({dataset.hash[:12]}): give --data-dir, or --fresh to start over"
+        )
+
+
+def _same_shape(folder: Path, world: int) -> None:
+    """A run goes on with as many ranks as it began with: others add up in another order, which gives other bits."""
+    known = checkpoint.recall(folder, "ranks") if checkpoint.listed(folder / "checkpoints") else None
+    if known is not None and known[0] != world:
+        raise UserError(
+            f"{folder} was trained by {known[0]} ranks until now and this is {world}: start {known[0]} to get the same "
+            f"bits, or give `ponder train` --processes {world} to go on without"
         )
 
 

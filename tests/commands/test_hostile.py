@@ -248,7 +248,20 @@ def test_an_array_of_something_else(array: str, dataset: Path, capsys: pytest.Ca
     refused(capsys, "data", "show", "set")
 
 
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY\x01\x00garbage", b"\x93NUMPY\x01\x00\xff\xff" + 65535 * b"("])
+def npy(header: bytes) -> bytes:
+    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+
+
+NO_ARRAYS = [
+    b"",
+    b"\x93NUMPY\x01\x00garbage",
+    npy(65535 * b"("),
+    npy(b"{'descr': '<i4', 'shape': (3,"),
+    npy(b"  {\n }\n  a"),
+]
+
+
+@pytest.mark.parametrize("content", NO_ARRAYS)
 def test_no_array(content: bytes, dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (dataset / "train.inputs.npy").write_bytes(content)
     refused(capsys, "data", "verify", "set")

@@ -19,7 +19,7 @@ from ponder.reports import pages as report
 from ponder.reports.figures import panels_of
 from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, UNDECIDED, Finding, decide, judge
 from ponder.reports.pages import gather, main_report, make, study_text
-from ponder.reports.results import overview, results_text
+from ponder.reports.results import headline, results_text
 from ponder.reports.tables import FIXED, MISSING, as_csv, columns_of, entries, page_of
 from ponder.reports.values import Clock, Quantity, compare, read, scores
 from ponder.reports.verdicts import StudyReport, which_text
@@ -483,7 +483,7 @@ def test_results_md_follows_from_the_stored_trainings(monkeypatch: pytest.Monkey
     monkeypatch.setattr(report, "draw", lambda *_: True)
     reports = [make(study_, "mini", Path("results")) for study_ in study.load_all(["all"], "mini")]
     assert results_text(reports, "mini", "results") == Path("RESULTS.md").read_text(encoding="utf-8")
-    assert overview(reports, "results") in Path("README.md").read_text(encoding="utf-8")
+    assert headline(reports) in Path("README.md").read_text(encoding="utf-8")
     keys = {cell.key for each in reports for cell in each.results.study.cells("mini")}
     tried = {key for each in read_all(Path("results/tasks")) for recipe in each.recipes.values() for key in recipe.keys}
     stored_keys = {path.stem for path in Path("results/cells").glob("*.json")}

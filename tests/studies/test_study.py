@@ -287,6 +287,9 @@ def test_results_are_written_whole_and_a_damaged_one_is_named(tmp_path: Path, fo
         with pytest.raises(UserError, match=rf"{cell.key}\.json is damaged \(.*{why}.*\): delete it") as error:
             store.read(cell)
         assert "\n" not in str(error.value)
+    store.path(cell.key).write_text(whole.replace('"seconds":', '"seconds":1', 1), encoding="utf-8")
+    with pytest.raises(UserError, match=rf"{cell.key}\.json was changed after it was written: delete it"):
+        store.read(cell)
     for changed, words in (("lr", "another configuration: run `ponder study migrate`"), ("lrr", "lrr.*move it away")):
         raw = json.loads(whole)
         raw["config"]["train"][changed] = 0.5

@@ -28,7 +28,7 @@ from ponder.studies.board import Board, Lines, Screen, duration
 from ponder.studies.cell import run_cell
 from ponder.studies.result import CellResult
 from ponder.studies.run import Assignment, Runner, attempt, build_data, worker_environment
-from ponder.studies.slurm import SlurmCell, parse, submit
+from ponder.studies.slurm import SlurmCell, Wanted, parse, submit
 from ponder.studies.spec import Training, plan
 from ponder.studies.store import Store
 from ponder.training import curves
@@ -327,9 +327,8 @@ def test_an_attempt_writes_its_failure_down_and_yields_to_who_has_the_lock(
 def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert parse("partition=gpu,time=60,gpus=4,array=8,mem=32") == (
-        "slurm",
-        {
+    assert parse("partition=gpu,time=60,gpus=4,array=8,mem=32") == Wanted(
+        parameters={
             "slurm_partition": "gpu",
             "timeout_min": 60,
             "gpus_per_node": 4,
@@ -338,10 +337,21 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
             "mem_gb": 32,
         },
     )
+    assert parse("cluster=local,nodes=2,pack=3,constraint=a100,--nice=100,--exclusive") == Wanted(
+        "local",
+        3,
+        {
+            "nodes": 2,
+            "slurm_constraint": "a100",
+            "slurm_additional_parameters": {"nice": "100", "exclusive": True},
+        },
+    )
     for text, words in (
         ("partiton=gpu", "did you mean 'partition'"),
         ("time=1h", "whole number"),
+        ("pack=0", "whole number from 1 on"),
         ("gpus", "no value"),
+        ("--", "no value"),
     ):
         with pytest.raises(UserError, match=words):
             parse(text)
@@ -364,10 +374,10 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
 
     monkeypatch.setattr(submitit, "AutoExecutor", noted)
     submitted = submit(jobs, "cluster=debug,time=5", "smoke", store, tmp_path / "data")
-    assert [job.result() for job in submitted] == [0]
+    assert [job.result() for job in submitted] == [[0]]
     assert asked[0]["slurm_max_num_timeout"] >= 1000  # weeks of training in limits of hours
     assert [(w.labels, w.key) for w in seen] == [(tuple(jobs[1].labels), jobs[1].key)]
-    assert pickle.loads(pickle.dumps(SlurmCell(seen[0]))).work == seen[0]  # it must reach the node
+    assert pickle.loads(pickle.dumps(SlurmCell((seen[0],)))).work == (seen[0],)  # it must reach the node
     monkeypatch.setattr("ponder.studies.slurm.attempt", lambda work: 1)
     monkeypatch.setattr("pdb.post_mortem", lambda *_: None)  # what submitit's debug executor does with an error
     (job,) = submit(jobs, "cluster=debug", "smoke", store, tmp_path / "data")
@@ -375,10 +385,51 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
         job.result()
 
 
+def test_arrays_are_cut_to_what_the_cluster_takes_and_short_cells_share_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A Slurm of shell scripts: its arrays have at most two jobs."""
+    commands = {
+        "srun": "exit 1",
+        "scontrol": "echo 'MaxArraySize            = 2'",
+        "sbatch": f'cat "$1" >> {tmp_path}/asked; echo "Submitted batch job $(grep -c "^srun" {tmp_path}/asked)"',
+    }
+    for name, line in commands.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr("ponder.studies.slurm.build_data", lambda *_: {})
+    store = Store(tmp_path / "results", tmp_path / "runs")
+    cells = plan(study.load("stabilization").cells("smoke"))[:7]
+    text = "time=5,pack=2,array=4,nodes=2,constraint=a100,--nice=100,--exclusive"
+
+    assert submit(cells, text, "smoke", store, tmp_path / "data", show=True) == []
+    shown = capsys.readouterr().out
+    assert not (tmp_path / "asked").exists() and not store.runs.exists()
+    for line in (
+        "--array=0-1%2",
+        "--nodes=2",
+        "--constraint=a100",
+        "--nice=100",
+        "--exclusive",
+        "--time=5",
+        "--signal=USR2@75",
+    ):
+        assert shown.count(f"#SBATCH {line}\n") == 2  # seven cells, two to a job, two jobs to an array
+
+    submitted = submit(cells, text, "smoke", store, tmp_path / "data")
+    assert (tmp_path / "asked").read_text(encoding="utf-8").split() == shown.split()
+    work = [job.submission().function.work for job in submitted]
+    assert [len(each) for each in work] == [2, 2, 2, 1]
+    assert [one.key for each in work for one in each] == [each.key for each in cells]
+    submit(cells[:1], text, "smoke", store, tmp_path / "data", show=True)
+    assert "--array" not in capsys.readouterr().out
+
+
 def test_a_worker_ends_when_its_parent_is_gone() -> None:
     code = (
         "import os, subprocess, sys, time\n"
-        'child = \'from ponder.studies.run import end_with; import time; end_with(int(__import__("sys").argv[1])); '
+        'child = \'from ponder.base.runtime import end_with; import time; end_with(int(__import__("sys").argv[1])); '
         'print(__import__("os").getpid(), flush=True); time.sleep(60)\'\n'
         "subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])\n"
         "time.sleep(60)\n"

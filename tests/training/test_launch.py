@@ -141,3 +141,24 @@ def test_an_interrupt_saves_and_a_killed_process_is_named(place: Path, tmp_path:
     psutil.Process(going.pid).children()[-1].kill()
     out, err = going.communicate()
     assert going.returncode == 2 and "was killed (signal 9" in err and "Traceback" not in err, err
+
+
+@pytest.mark.parametrize("through", ["ponder", "torchrun"])
+def test_ranks_end_saved_when_their_launcher_is_killed(place: Path, tmp_path: Path, through: str) -> None:
+    (tmp_path / "data").symlink_to(place / "data")
+    train = ["-m", "ponder", "train", "sudoku-mini", *WORDS, "--train.log_every", "1", "--out", "run"]
+    started = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*started, *train] if through == "torchrun" else [*train, "--processes", "2"]
+    going = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stdout=subprocess.PIPE, encoding="utf-8")
+    assert going.stdout is not None
+    while not going.stdout.readline().startswith("update 1 "):
+        assert going.poll() is None
+    ranks = psutil.Process(going.pid).children()
+    assert len(ranks) == 2
+    going.kill()
+    going.wait()
+    alive = psutil.wait_procs(ranks, timeout=60)[1]
+    for rank in alive:
+        rank.kill()
+    assert not alive
+    assert "saved. Go on with" in going.stdout.read() and checkpoint.newest(tmp_path / "run/checkpoints") is not None

@@ -279,8 +279,15 @@ def _first_update(config: Config, folder: Path, data_dir: Path) -> dict[str, tor
     return held_gradients(folder)
 
 
-def test_one_rank_goes_on_where_two_stopped(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
+def test_one_rank_goes_on_where_two_stopped_when_told_to(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
+    """The sum over two ranks is not, bit for bit, that of one: who says nothing about it gets the bits or an error."""
     torchrun(tmp_path / "r", data_dir, tiny(), 2, "--max-updates", "5")
+    before = final(tmp_path / "r")
+    with pytest.raises(UserError, match=r"by 2 ranks until now and this is 1: start 2 .* --processes 1 "):
+        run(tiny(), tmp_path / "r", data_dir)
+    after = final(tmp_path / "r")
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert train_in(tiny(), tmp_path / "r", data_dir, HERE, Limits(updates=1), quiet=True, ranks=1).update == 6
     assert run(tiny(), tmp_path / "r", data_dir).finished
 
 

@@ -141,7 +141,7 @@ function choose(chosen) {
   $("steps").placeholder = model.budget;
   sayBars();
   $("paste-hint").textContent = viewOf(model).hint;
-  view = new (viewOf(model))(model.params ?? {}, edited, model.board);
+  view = new (viewOf(model))(model.params ?? {}, edited, model.board, model.card?.accuracy);
   $("view").replaceChildren(view.element);
   draw($("chart"), model, null, words);
   for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;

@@ -34,8 +34,10 @@ export class Life {
     return { rows: rows.map((row) => [...row].map((cell) => Number(ALIVE.includes(cell)))), steps: Number(number) };
   }
 
-  constructor(params, edited) {
+  constructor(params, edited, _board, accuracy) {
     this.params = params;
+    this.accuracy = accuracy ?? {};
+    this.beyond = h("p", { class: "hint", role: "status" });
     this.edited = edited;
     this.steps = h("input", { type: "number", id: "life-steps", min: 1, max: LIMIT, value: 1, inputmode: "numeric", oninput: () => this.#changed() });
     this.boards = h("div", { class: "boards" });
@@ -46,7 +48,7 @@ export class Life {
       );
       settings.push(h("span", { class: "sides" }, "Board ", this.sides[0], " × ", this.sides[1]));
     }
-    this.element = h("div", {}, this.boards, h("div", { class: "settings" }, ...settings));
+    this.element = h("div", {}, this.boards, h("div", { class: "settings" }, ...settings), this.beyond);
     this.clear();
   }
 
@@ -70,6 +72,7 @@ export class Life {
     this.given.flat().forEach((cell, i) => this.grid.paint(i, "", cell ? "alive" : "dead", cell ? "alive" : "dead"));
     const k = Number(this.steps.value) || 0;
     this.caption.textContent = `After ${count(k, "generation")}`;
+    this.beyond.textContent = this.#farther(k);
     const [now, then] = [answer?.board.flat(), before?.board.flat()];
     const truth = refused ? after(this.given, k, this.params.boundary === "torus").flat() : now;
     let changes = 0;
@@ -111,6 +114,20 @@ export class Life {
     this.given[r][c] = this.stroke;
     this.#changed();
     return true;
+  }
+
+  // Asked for more generations than it ever saw in training: that, and how it did when it was tested so.
+  #farther(k) {
+    const { max_steps: longest, horizon } = this.params;
+    const trained = Math.ceil(longest * horizon - 1e-9);
+    if (!(k > trained)) return "";
+    const tested = Object.entries(this.accuracy)
+      .map(([split, { valid, n }]) => ({ ahead: Number(/^plus_(\d+)$/.exec(split)?.[1]), valid, n }))
+      .filter(({ ahead, valid }) => ahead && valid)
+      .sort((a, b) => a.ahead - b.ahead);
+    const fit = tested.findLast(({ ahead }) => ahead <= k - trained) ?? tested[0];
+    const how = fit && ` ${count(fit.ahead, "generation")} beyond its training it was right on ${(100 * fit.valid.value).toFixed(1)}% of ${fit.n.toLocaleString("en")} test boards.`;
+    return `It was trained on ${count(trained, "generation")} at most.${how ?? ""}`;
   }
 
   #resize() {

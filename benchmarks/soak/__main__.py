@@ -1,0 +1,84 @@
+"""`python -m benchmarks.soak [--hours H] [--seed N]`: a run of the campaign, added to the record."""
+
+import argparse
+import itertools
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from benchmarks.soak import clients, faults, fuzz, record
+from benchmarks.soak.works import Work, works
+from ponder.base.source import commit
+
+SHARES = {"faults": 0.7, "fuzz": 0.2, "load": 0.1}
+"""Of the time."""
+
+
+def campaign(place: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]) -> None:
+    """As many faults, inputs and clients as there is time for; the record is kept after each."""
+    made = works(place)
+    strike_for(made, place, seed, seconds * SHARES["faults"], kept, say)
+    sound = fuzz.sound(place / "sound", place / "data", place / "trained")
+    fuzz_for(sound, seed, seconds * SHARES["fuzz"], kept, say)
+    if seconds * SHARES["load"] >= 5:
+        kept.load.append(clients.load(200, seconds * SHARES["load"], seed))
+
+
+def strike_for(
+    made: dict[str, Work], place: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]
+) -> None:
+    until = time.monotonic() + seconds
+    for number in itertools.count():
+        if time.monotonic() >= until:
+            return
+        kind, name, verdict, said = faults.strike(made, place, seed, number)
+        if verdict != "missed":
+            kept.add_fault(kind, name, verdict)
+        if verdict == "wrong":
+            say(f"fault {number} of seed {seed} ({kind}: {name}): wrong\n" + "\n".join(said))
+
+
+def fuzz_for(sound: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]) -> None:
+    for kind in fuzz.KINDS:
+        found = fuzz.batch(kind, sound, seed, seconds / len(fuzz.KINDS))
+        kept.add_fuzz(kind, found.counts)
+        for line in found.said:
+            say(line)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Faults, fuzzed inputs and load.")
+    parser.add_argument("--hours", type=float, default=0.1, metavar="H")
+    parser.add_argument("--seed", type=int, help="default: the one after the last run's")
+    parser.add_argument("--page", action="store_true", help="write the page from the record, and do no more")
+    known = parser.parse_args()
+    torch.set_num_threads(1)
+    before = record.Record.read()
+    if known.page:
+        record.show(before)
+        return
+    seed = known.seed if known.seed is not None else max((run["seed"] for run in before.runs), default=-1) + 1
+    found, began = record.Record(), time.monotonic()
+
+    def keep() -> None:
+        """What was found so far, on top of what the record holds by now."""
+        whole = record.Record.read()
+        whole.runs.append({"seed": seed, "commit": commit(), "seconds": round(time.monotonic() - began)})
+        whole.add(found)
+        whole.write()
+        record.show(whole)
+
+    try:
+        with tempfile.TemporaryDirectory(prefix="ponder-soak-") as place:
+            campaign(Path(place).resolve(), seed, known.hours * 3600, found, lambda text: print(text, flush=True))
+    finally:
+        keep()
+    if found.wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

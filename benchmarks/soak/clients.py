@@ -1,0 +1,89 @@
+"""A real server whose clients come and go: many at once, some of which leave in the middle of a request or an answer.
+
+Each that stays must get one answer, to its own puzzle; nothing may come after it; the server's memory stays.
+"""
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from benchmarks.serve import Server, serving
+from ponder.inference.solver import Solver
+
+MODEL = "sudoku-4x4"
+PATIENCE = 120.0
+"""Seconds after which an answer counts as lost."""
+LEAVES = 0.3
+"""Share of the requests whose client leaves before it has the answer."""
+
+
+async def client(server: Server, puzzles: Sequence[str], rng: random.Random, until: float, count: Counter[str]) -> None:
+    while time.monotonic() < until:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        try:
+            for _ in range(rng.randint(1, 20)):
+                if not await _request(reader, writer, rng.choice(puzzles), rng, count) or time.monotonic() >= until:
+                    break
+            else:
+                writer.write_eof()
+                more = await asyncio.wait_for(reader.read(1), PATIENCE)
+                count["answered twice"] += len(more)
+        except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
+            count["lost"] += 1
+        finally:
+            writer.transport.abort() if rng.random() < 0.5 else writer.close()
+
+
+async def _request(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, puzzle: str, rng: random.Random, count: Counter[str]
+) -> bool:
+    """One puzzle; whether the client stayed."""
+    body = json.dumps({"model": MODEL, "puzzle": puzzle}).encode()
+    head = "POST /v1/solve HTTP/1.1\r\nHost: soak\r\nContent-Type: application/json\r\nContent-Length: "
+    whole = f"{head}{len(body)}\r\n\r\n".encode() + body
+    count["requests"] += 1
+    if rng.random() < LEAVES:
+        count["left"] += 1
+        writer.write(whole[: rng.choice((rng.randint(0, len(whole)), len(whole)))])
+        await asyncio.sleep(rng.random() * 0.1)
+        return False
+    writer.write(whole)
+    answer = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE)
+    length = re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)
+    said = json.loads(await reader.readexactly(int(length[1]) if length else 0))
+    if answer.startswith(b"HTTP/1.1 200") and said["puzzle"] == puzzle:
+        count["answered"] += 1
+    else:
+        count["wrong"] += 1
+    return True
+
+
+def load(clients: int, seconds: float, seed: int) -> dict[str, float]:
+    """What `clients` at once see in so many seconds, and the server's resident memory after the warm-up and at the end:
+    the medians of the second and of the last quarter of the time."""
+    domain = Solver(MODEL).domain
+    puzzles = [domain.format(row) for row in domain.sample(seed, 500)[0]]
+    count = Counter[str](requests=0, answered=0, left=0, lost=0, wrong=0, **{"answered twice": 0})
+    sizes: list[int] = []
+
+    async def everyone(server: Server) -> None:
+        until = time.monotonic() + seconds
+
+        async def watch() -> None:
+            while time.monotonic() < until:
+                sizes.append(server.process.memory_info().rss)
+                await asyncio.sleep(seconds / 200)
+
+        many = (client(server, puzzles, random.Random(f"{seed} {i}"), until, count) for i in range(clients))
+        await asyncio.gather(watch(), *many)
+
+    with serving(MODEL, 64, 1) as server:
+        asyncio.run(everyone(server))
+    quarter = len(sizes) // 4
+    second, last = (sorted(part)[len(part) // 2] for part in (sizes[quarter : 2 * quarter], sizes[-quarter:]))
+    memory = {"megabytes after warm-up": round(second / 1e6, 1), "megabytes at the end": round(last / 1e6, 1)}
+    return {"clients": clients, "seconds": round(seconds), **count, **memory}

@@ -1,0 +1,66 @@
+"""The campaign of `make soak` in its short form: every kind of fault once, a few inputs of every kind."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks.soak import faults, fuzz, record
+from benchmarks.soak.works import Work, works
+
+WORKS = ("data", "training", "zoo add")
+NEEDS_STRACE = {kind for kind in faults.FAULTS if "system call" in kind}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("soak").resolve()
+
+
+@pytest.fixture(scope="module")
+def made(place: Path) -> dict[str, Work]:
+    return works(place, WORKS, calls=False)
+
+
+def test_no_fault_loses_finished_work_or_changes_a_result(made: dict[str, Work], place: Path) -> None:
+    for number in range(len(faults.FAULTS)):
+        kind, name, verdict, said = faults.strike(made, place, 0, number)
+        damaged = kind in ("a bit of a file flipped", "a file cut short")
+        allowed = {"missed"} if kind in NEEDS_STRACE else {"survived", "refused"} if damaged else {"survived"}
+        assert verdict in allowed, (kind, name, verdict, said)
+
+
+def test_the_campaign_sees_an_end_that_differs(
+    made: dict[str, Work], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"data": made["data"]}
+    monkeypatch.setattr(data["data"], "end", lambda folder: folder.name)
+    for number, kind in enumerate(faults.FAULTS):
+        verdict = faults.strike(data, place, 1, number)[2]
+        assert verdict == ("missed" if kind in NEEDS_STRACE else "wrong") or "file" in kind, kind
+
+
+@pytest.mark.parametrize("kind", fuzz.KINDS)
+def test_what_nobody_should_give_is_taken_or_refused(kind: str, made: dict[str, Work], place: Path) -> None:
+    sound = place / "sound"
+    if not sound.exists():
+        fuzz.sound(sound, place / "data", place / "trained")
+    found = fuzz.batch(kind, sound, 0, 10, most=5 if kind == "command lines" else 40)
+    assert not found.said and found.counts["tried"] > 0
+    assert (found.counts["refused"] > 0) == (kind != "answers of language models")  # which never fail
+
+
+def test_runs_add_up_and_the_page_is_made_of_them() -> None:
+    one = record.Record()
+    one.add_fault("a bit of a file flipped", "data", "refused")
+    one.add_fault("two at once", "zoo add", "survived")
+    one.add_fuzz("overrides", Counter(tried=1000, refused=990))
+    two = record.Record([{"seed": 0, "commit": None, "seconds": 1800}])
+    two.add(one)
+    two.add(one)
+    page = record.page(two)
+    assert "| two at once | 0 | 2 | 2 | 0 | 0 |" in page and "| all 4 | 2 | 2 | 2 | 2 | 0 |" in page
+    assert "| overrides | 2,000 | 1,980 | 0 | 0 |" in page and "1 runs, 0.5 hours" in page and two.wrong == 0
+    two.add_fuzz("overrides", Counter(tried=1, hangs=1))
+    two.add_fault("two at once", "data", "wrong")
+    assert two.wrong == 2
