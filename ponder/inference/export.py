@@ -100,16 +100,16 @@ def export(where: str | Path | Opened, file: Path, batch: int | None = None, int
     size = TRACED if batch is None else batch
     carry = opened.model.start(torch.zeros(size, dtype=torch.int64))
     states = [z for z in (carry.states.h, carry.states.l) if z is not None]
-    told = [carry.steps] if opened.model.asked is not None else []
+    rest = [*([carry.steps] if opened.model.asked is not None else []), *states]
     tokens = torch.ones(size, opened.model.tokens, dtype=torch.int64)
     free = None if batch is not None else {0: torch.export.Dim("batch")}
-    with _quiet(), torch.no_grad():
+    with quiet(), torch.no_grad():
         program = torch.onnx.export(
             OneStep(opened.model).eval(),
-            (tokens, torch.zeros(size, dtype=torch.int64), *told, *states),
+            (tokens, torch.zeros(size, dtype=torch.int64), *rest),
             input_names=list(about["inputs"]),
             output_names=list(about["outputs"]),
-            dynamic_shapes=None if free is None else (free, free, tuple(free for _ in (*told, *states))),
+            dynamic_shapes=None if free is None else (free, free, *([(free,) * len(rest)] if rest else [])),
             dynamo=True,
             verbose=False,
         )
@@ -120,14 +120,14 @@ def export(where: str | Path | Opened, file: Path, batch: int | None = None, int
         try:
             program.save(file)
             if int8:
-                _quantise(file)
+                quantise(file)
             files.write_json(file.with_name(file.name + ".json"), about)
         except OSError as error:
             raise UserError(f"cannot write {file} ({error.strerror}): choose another --onnx") from None
     return about
 
 
-def _quantise(file: Path) -> None:
+def quantise(file: Path) -> None:
     """Products with weights in 8 bits: weights once, a scale for each column, what meets them anew at each product."""
     import onnx
     import onnxruntime
@@ -153,7 +153,7 @@ def _quantise(file: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """The exporter warns about packages that it does not need and about its own future."""
     try:
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")

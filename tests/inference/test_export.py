@@ -185,7 +185,9 @@ def test_a_model_of_asked_steps_goes_on_to_what_is_asked_for(int8: bool, tmp_pat
 def test_a_dense_model_has_no_states_and_a_fixed_batch_is_fixed(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"states": 0, "halting": "none", "max_steps": 1}
     config = random_config("sudoku-mini", **dense, bound=None, gate=False, post_norm=False)
-    about = export(random_folder(tmp_path / "model", config), tmp_path / "dense.onnx", batch=3)
+    folder = random_folder(tmp_path / "model", config)
+    assert export(folder, tmp_path / "any.onnx")["inputs"]["tokens"]["shape"] == ["batch", 16]
+    about = export(folder, tmp_path / "dense.onnx", batch=3)
     assert list(about["inputs"]) == ["tokens", "task_ids"] and list(about["outputs"]) == ["logits"]
     session = ort.InferenceSession(str(tmp_path / "dense.onnx"))
     assert [i.shape for i in session.get_inputs()] == [[3, 16], [3]]
