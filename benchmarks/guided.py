@@ -7,10 +7,24 @@ branches), and decisions and conflicts of the SAT solver until the first solutio
 import argparse
 
 import numpy as np
+from pysat.solvers import Solver as SatSolver
 
+from ponder.domains.contract import Tokens
 from ponder.domains.sudoku.domain import Sudoku
-from ponder.domains.sudoku.generate import sat_effort
+from ponder.domains.sudoku.generate import FIRST, rules, variable
 from ponder.inference.solver import Solver
+
+
+def sat_effort(size: int, inputs: Tokens, guess: Tokens | None) -> tuple[int, int]:
+    """Decisions and conflicts of the SAT solver until the first solution, by itself or with a guess as its phases."""
+    clues = [[variable(size, cell, int(t))] for cell, t in enumerate(inputs) if t >= FIRST]
+    with SatSolver(name="cadical153", bootstrap_with=[*rules(size), *clues]) as solver:
+        if guess is not None:
+            true = {variable(size, cell, int(t)) for cell, t in enumerate(guess) if FIRST <= t < FIRST + size}
+            solver.set_phases([v if v in true else -v for v in range(1, size**3 + 1)])
+        solver.solve()
+        effort = solver.accum_stats()
+        return effort["decisions"], effort["conflicts"]
 
 
 def main() -> None:
@@ -29,7 +43,14 @@ def main() -> None:
         answer = logits.argmax(axis=1).astype(np.uint8)
         found = domain.guided(puzzle, logits)
         sat = [count for guess in (None, answer) for count in sat_effort(domain.size, puzzle, guess)]
-        rows.append((bool(domain.check(puzzle[None], answer[None])[0]), found.unguided, found.guesses, *sat))
+        rows.append(
+            (
+                bool(domain.check(puzzle[None], answer[None])[0]),
+                domain.guided(puzzle, None).guesses,
+                found.guesses,
+                *sat,
+            )
+        )
     table = np.array(rows)
     print(f"{known.model}, {known.count} puzzles of seed {known.seed}, {known.steps} ACT steps; means")
     print("answer        n   guesses: plain  guided   SAT decisions, conflicts: plain        guided")

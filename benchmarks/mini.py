@@ -1,7 +1,7 @@
 """The mini presets' learning curves: stored from run folders, and the tables and figure made from what is stored.
 
     python -m benchmarks.mini store runs/sudoku-mini-s0 ...     results/mini/PRESET-MODEL.json
-    python -m benchmarks.mini report                            docs/mini.md, docs/mini.png and the table in README.md
+    python -m benchmarks.mini report                            docs/mini.md and docs/mini.png
 
 Train each with `ponder train PRESET --model MODEL`; the seconds are wall-clock.
 """
@@ -11,14 +11,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ponder.base.markers import put_between
 from ponder.base.stats import share
 from ponder.training.launch import Layout
 from ponder.training.log import read_log
 
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "results" / "mini"
-BEGIN, END = "<!-- mini results: benchmarks/mini.py report -->", "<!-- end of mini results -->"
 
 
 def store(run: Path) -> None:
@@ -101,12 +99,12 @@ def report() -> None:
         "`python -m benchmarks.mini store RUN`, and made by `python -m benchmarks.mini report` from `results/mini/`. "
         "EMA weights at the full ACT budget, held-out "
         "examples, one seed each; seconds are wall-clock on two cores that had other work too: trainings of one "
-        "thread ran two or three at a time.",
+        "thread ran two or three at a time. `ponder train PRESET` trains the preset's own recipe. The zoo holds the "
+        "checkpoints chosen on `val`, measured on more puzzles, so that its cards give other numbers.",
         "",
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]), encoding="utf-8")
     draw(stored, ROOT / "docs" / "mini.png")
-    put_between(ROOT / "README.md", BEGIN, END, "\n".join(line for line in lines if "| val |" not in line))
     print("\n".join(lines))
 
 

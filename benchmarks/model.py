@@ -38,7 +38,9 @@ from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import ArraySource
 from ponder.model import cost, losses
-from ponder.model.layers import Attention, Rotary, compile_blocks, inner_width
+from ponder.model.attention import Attention, Rotary
+from ponder.model.layers import compile_blocks
+from ponder.model.products import inner_width
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.training import loop as train
 from ponder.training.slots import slot_count
@@ -227,7 +229,7 @@ def measure_together(shape: Shape, forms: list[str], pool: Pool, processes: int)
 
 
 def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str, Any]]:
-    """Forward + backward of attention, explicit products against the fused kernel: where layers.SHORT should be."""
+    """Forward + backward of attention, explicit products against the fused kernel: where attention.SHORT should be."""
     out = []
     for length in lengths:
         heads, size = (4, 16) if length < 64 else (8, 64)

@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from ponder.domains.sudoku.domain import COLUMNS, Sudoku, SudokuParams
+from ponder.domains.hub import COLUMNS
+from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 
 PUBLISHED_ROWS = 3_831_994 + 422_786
 

@@ -69,9 +69,7 @@ def _rules(name: str, rules: str) -> str:
 def _results(name: str) -> list[str]:
     cards = [files.read_json(path) for path in sorted(ZOO.glob("*/card.json"))]
     mine = [card for card in cards if card["domain"] == name]
-    where = (
-        "[mini.md](../mini.md): what a plain training reaches. [RESULTS.md](../../RESULTS.md): what the studies found."
-    )
+    where = "[RESULTS.md](../../RESULTS.md): what the studies found."
     if not mine:
         return ["No model of it is shipped. " + where]
     lines = ["The shipped models, on held-out puzzles at the training's ACT budget (95% Wilson interval):", ""]
@@ -79,7 +77,7 @@ def _results(name: str) -> list[str]:
     for card in mine:
         for split, score in card["accuracy"].items():
             lines.append(f"| `{card['name']}` | {split} | {_share(score['valid'])} | {score['n']:,} |")
-    return [*lines, "", where]
+    return [*lines, "", "[mini.md](../mini.md): what a plain training reaches. " + where]
 
 
 def _share(share: dict[str, Any]) -> str:

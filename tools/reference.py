@@ -1,4 +1,4 @@
-"""Writes docs/reference.md, docs/puzzles and docs/config.schema.json from the code: `python -m tools.reference`."""
+"""Writes docs/reference.md, docs/puzzles, docs/config.schema.json and README's tables: `python -m tools.reference`."""
 
 import argparse
 import json
@@ -14,7 +14,7 @@ from ponder.commands.completion import parser_of
 from ponder.config.resolve import PRESETS, Config, model_names, resolve
 from ponder.config.schema import EvalConfig, ModelConfig, TrainConfig
 from ponder.domains.registry import BUILT_IN
-from tools import puzzles
+from tools import puzzles, readme
 
 DOCS = Path(__file__).parents[1] / "docs"
 SECTIONS: dict[str, type[BaseModel]] = {"model": ModelConfig, "train": TrainConfig, "eval": EvalConfig}
@@ -183,6 +183,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 def files() -> Iterator[tuple[Path, str]]:
     yield DOCS / "reference.md", page()
     yield from puzzles.pages()
+    yield readme.page()
     yield DOCS / "config.schema.json", json.dumps(schema(), indent=1, ensure_ascii=False) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""`ponder data`: build a preset's dataset, look at an example, verify what is stored."""
+"""`ponder data`: build a preset's dataset, look at an example, verify what is stored, write ARC's held-out tasks."""
 
 import argparse
 from collections.abc import Sequence
@@ -18,7 +18,9 @@ console = Console(highlight=False)
 def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="ponder data", description="Build, look at and verify datasets.")
     parser.add_argument(
-        "action", choices=("build", "show", "verify"), help="make it, look at an example, check what is stored"
+        "action",
+        choices=("build", "show", "verify", "challenges"),
+        help="make it, look at an example, check what is stored; ARC: write the held-out tasks as the competition does",
     )
     parser.add_argument("what", metavar="PRESET_OR_PATH", help="a preset, or the folder of a dataset")
     parser.add_argument("--data-dir", type=Path, default=Path("data"), metavar="DIR", help="where datasets are")
@@ -26,6 +28,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--split", default="train", help="show: of which split")
     parser.add_argument("--index", type=int, default=0, metavar="I", help="show: which of its examples")
     parser.add_argument("--subsample", type=int, metavar="N", help="keep this many training examples (seeded)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="challenges: where the two files go")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="show: also write the picture")
     known, overrides = parser.parse_known_args(args)
     if known.action == "verify":
@@ -36,6 +39,10 @@ def main(args: Sequence[str]) -> None:
     dataset = open_named(known.what, overrides, known.data_dir, known.workers)
     if known.action == "build":
         print_dataset(dataset)
+    elif known.action == "challenges":
+        from ponder.evaluation.arc import write_challenges  # imports torch
+
+        print(write_challenges(dataset, known.out or Path()))
     else:
         show_example(dataset, known.split, known.index, known.svg)
 

@@ -19,7 +19,7 @@ EXTRAS = {
     "serve": ("ponder serve, ponder mcp", ("fastapi", "uvicorn", "mcp")),
     "llm": ("ponder eval-llm", ("httpx",)),
     "pictures": ("GIFs of ponder solve", ("PIL",)),
-    "onnx": ("ponder export", ("onnx", "onnxscript", "onnxruntime")),
+    "onnx": ("ponder export, ponder site", ("onnx", "onnxscript", "onnxruntime")),
     "slurm": ("ponder study run --slurm", ("submitit",)),
 }
 """Extra -> what it is for, and the modules it brings."""

@@ -14,11 +14,16 @@ from ponder.data import open_named
 from ponder.llm.client import Endpoint, chat_url, load_httpx
 from ponder.llm.prompt import questions
 from ponder.llm.run import LlmPlan, evaluate
+from ponder.studies.spec import SCALES
 
 
 def main(args: Sequence[str]) -> None:
     """`ponder eval-llm`."""
     known, overrides = _parser().parse_known_args(args)
+    if (known.domain is None) == (known.study is None):
+        raise UserError("whose examples? give either --domain PRESET or --study NAME")
+    if known.study is not None and known.show_prompt:
+        raise UserError("--show-prompt shows the prompt of a --domain: name one instead of --study")
     if not known.show_prompt:  # what can be refused at once is refused before a dataset is built
         if known.endpoint is None or known.model is None:
             raise UserError("--endpoint URL and --model NAME say whom to ask; --show-prompt asks nobody")
@@ -26,6 +31,9 @@ def main(args: Sequence[str]) -> None:
         load_httpx()
         endpoint = Endpoint(known.endpoint, _key(known.api_key_env), known.timeout, known.retries)
         parameters = _parameters(known)
+    if known.study is not None:
+        _fill_row(known, overrides, endpoint, parameters)
+        return
     dataset = open_named(known.domain, overrides, known.data_dir)
     roles = {split: dataset.domain.splits[split].role for split in dataset.counts}
     splits = known.split or [split for split, role in roles.items() if role in ("test", "ood")]
@@ -34,15 +42,43 @@ def main(args: Sequence[str]) -> None:
         print(asked[splits[0]][0].prompt)
         return
     preset = Path(known.domain).name
-    name = re.sub(r"[^\w.-]+", "-", f"{known.model}-{preset}")
     evaluate(
-        LlmPlan(preset, known.model, parameters, known.attempts, known.price_in, known.price_out),
+        LlmPlan(preset, known.model, parameters, known.attempts or 1, known.price_in, known.price_out),
         dataset,
         asked,
         endpoint,
         known.concurrency,
-        known.out or Path("runs") / f"llm-{name}",
+        known.out or Path("runs") / f"llm-{_name(known.model, preset)}",
     )
+
+
+def _fill_row(known: argparse.Namespace, overrides: Sequence[str], endpoint: Endpoint, parameters: Any) -> None:
+    """A language model's row of a study's table: every task, on the data of its cells, kept beside them."""
+    from ponder.base.console import Bar
+    from ponder.data import Dataset, build, default_workers
+    from ponder.reports.tables import llm_tasks
+    from ponder.studies.spec import load
+
+    if overrides or known.split or known.out:
+        raise UserError("--study says what is asked and where it is kept: leave out --split, --out and --data settings")
+    for wanted in llm_tasks(load(known.study), known.scale):
+        with Bar() as bar:
+            dataset = Dataset.open(build(wanted.config.data, known.data_dir, default_workers(), bar))
+        # At temperature 0 a second answer is the first once more: pass@2 then stays empty.
+        attempts = known.attempts or (1 if known.temperature == 0 else wanted.attempts)
+        evaluate(
+            LlmPlan(wanted.config.preset, known.model, parameters, attempts, known.price_in, known.price_out),
+            dataset,
+            {split: questions(dataset, split, known.limit or None) for split in wanted.splits},
+            endpoint,
+            known.concurrency,
+            known.results / _name(known.model, wanted.task, known.scale),
+        )
+    print(f"`ponder study report {known.study} --scale {known.scale}` shows its row")
+
+
+def _name(*parts: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -54,13 +90,16 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--domain", required=True, metavar="PRESET", help="whose examples: a preset or a dataset's folder")
+    add("--domain", metavar="PRESET", help="whose examples: a preset or a dataset's folder")
+    add("--study", metavar="NAME", help="instead: every task of a study's table, kept in --results (main-results)")
+    add("--scale", choices=SCALES, default="mini", help="of the study (default mini)")
+    add("--results", type=Path, default=Path("results/llm"), metavar="DIR", help="of the study (default results/llm)")
     add("--show-prompt", action="store_true", help="print the prompt of the first example and ask nothing")
     add("--endpoint", metavar="URL", help="as in http://localhost:8000/v1")
     add("--model", metavar="NAME", help="the model's name at that endpoint")
     add("--split", nargs="+", metavar="S", help="default: every test and out-of-distribution split")
     add("--limit", type=_whole, default=100, metavar="N", help="examples of each split (default 100; 0 is all)")
-    add("--attempts", type=_positive, default=1, metavar="N", help="answers to each example, for pass@N (default 1)")
+    add("--attempts", type=_positive, metavar="N", help="answers to each example, for pass@N (default 1)")
     add("--temperature", type=float, metavar="X", help="default: the server's own")
     add(
         "--max-tokens", type=_positive, metavar="N", help="longest answer, thinking included; default: the server's own"
@@ -108,7 +147,7 @@ def _key(variable: str | None) -> str | None:
 
 def _parameters(known: argparse.Namespace) -> dict[str, Any]:
     """The request's fields beside model and messages; what is not given is left to the server."""
-    if known.attempts > 1 and known.temperature == 0:
+    if (known.attempts or 1) > 1 and known.temperature == 0:
         raise UserError(f"--attempts {known.attempts} at temperature 0 gives one answer again and again: raise either")
     if (known.price_in is None) != (known.price_out is None):
         raise UserError("give both --price-in and --price-out, or neither")

@@ -18,9 +18,10 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("checkpoint", help="a zoo name, a run folder, a checkpoint in one, or an imported folder")
     parser.add_argument("--onnx", required=True, type=Path, metavar="FILE", help="where to write the graph (.onnx)")
     parser.add_argument("--batch", default="dynamic", metavar="N", help="a fixed batch size (default: dynamic)")
+    parser.add_argument("--int8", action="store_true", help="products with weights in 8 bits: faster, less exact")
     known = parser.parse_args(args)
     with waiting(f"tracing one ACT step of {known.checkpoint}: about half a minute"):
-        about = export(known.checkpoint, known.onnx, _batch(known.batch))
+        about = export(known.checkpoint, known.onnx, _batch(known.batch), known.int8)
     size = known.onnx.stat().st_size / 1e6
     print(f"wrote {known.onnx} ({size:.1f} MB) and {known.onnx.name}.json: one ACT step of {about['model']}")
     for side in ("inputs", "outputs"):

@@ -13,7 +13,7 @@ def main(args: Sequence[str]) -> None:
         prog="ponder presets", description="List presets and models, or show one preset with every value."
     )
     parser.add_argument("name", nargs="?", help="a preset, or a YAML file of that form")
-    parser.add_argument("--model", help="put another model's recipe on top")
+    parser.add_argument("--model", help="put another model's recipe on top, a name or a YAML file")
     known, overrides = parser.parse_known_args(args)
     from ponder.config.resolve import parse_overrides, resolve
 

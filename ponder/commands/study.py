@@ -41,7 +41,7 @@ def main(args: Sequence[str]) -> None:
     status.add_argument("names", nargs="*", metavar="NAME")
     report = verbs.add_parser("report", help="tables and figures from stored results; `all` also writes RESULTS.md")
     report.add_argument("names", nargs="+", metavar="NAME")
-    report.add_argument("--write", type=Path, metavar="FILE", help="put the overview between the markers of this page")
+    report.add_argument("--write", type=Path, metavar="FILE", help="put the headline between the markers of this page")
     cost = verbs.add_parser("cost", help="GPU-hours of a study at paper scale")
     cost.add_argument("names", nargs="+", metavar="NAME")
     cost.add_argument("--gpu", default="H100", help="which GPU (default H100)")

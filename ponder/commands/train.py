@@ -19,7 +19,7 @@ def main(args: Sequence[str]) -> None:
         epilog="`ponder presets` lists presets and models, `ponder presets NAME` shows every value of one.",
     )
     parser.add_argument("preset", nargs="?", help="a preset, or a YAML file of that form")
-    parser.add_argument("--model", help="train another model on this domain, with its own recipe")
+    parser.add_argument("--model", help="train another model, a name or a YAML file, with its own recipe")
     parser.add_argument("--out", type=Path, metavar="DIR", help="run folder (default runs/PRESET[-MODEL]-sSEED)")
     parser.add_argument(
         "--resume", type=Path, metavar="RUN", help="go on with a run folder, its configuration included"

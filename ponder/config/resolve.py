@@ -188,13 +188,26 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return data
 
 
+def _own_file(name: str, kind: str) -> Path | None:
+    """The file of a preset or model that is given by its path."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        return None
+    if not path.is_file():
+        raise UserError(f"there is no {kind} file {name}")
+    return path
+
+
 def model_preset(name: str, scale: str, domain: str | None = None) -> dict[str, Any]:
-    """A model's own recipe; at mini scale its mini form where there is one, at paper scale with what its authors
-    published for this domain."""
+    """A model's own recipe, by name or as a YAML file of that form; at mini scale its mini form where there is one, at
+    paper scale with what its authors published for this domain."""
     folder = PRESETS / "models"
-    if scale == "mini" and (folder / f"{name}-mini.yaml").is_file():
-        name = f"{name}-mini"
-    recipe = _read(folder, name, "model")
+    if (own := _own_file(name, "model")) is not None:
+        named = merge({"model": {"name": own.stem}}, read_yaml(own))
+        recipe = _put_together(named, folder, "model", plain=False)
+    else:
+        mini = scale == "mini" and (folder / f"{name}-mini.yaml").is_file()
+        recipe = _read(folder, f"{name}-mini" if mini else name, "model")
     published = recipe.pop("published", {})
     return merge(recipe, published.get(domain, {})) if scale == "paper" else recipe
 
@@ -206,11 +219,8 @@ def _model_for(model: str, data: Mapping[str, Any]) -> dict[str, Any]:
 
 def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """A named preset, or a YAML file of the same form, with another model and overrides put on top."""
-    path = Path(preset)
-    if path.suffix in (".yaml", ".yml"):
-        if not path.is_file():
-            raise UserError(f"there is no preset file {preset}")
-        data = {"preset": path.stem, **_put_together(read_yaml(path), PRESETS, "preset", plain=model is None)}
+    if (own := _own_file(preset, "preset")) is not None:
+        data = {"preset": own.stem, **_put_together(read_yaml(own), PRESETS, "preset", plain=model is None)}
     else:
         data = {**_read(PRESETS, preset, "preset", plain=model is None), "preset": preset}
     if model is not None:

@@ -26,6 +26,9 @@ class ModelConfig(Frozen):
     states: Literal[0, 1, 2] = Field(2, description="2: z_H and z_L; 1: one state; 0: no recurrence (dense)")
     modules: Literal["shared", "separate"] = Field("shared", description="one block for H and L, or one each")
     layers: int = Field(4, ge=1, description="layers of each module")
+    high_layers: int | None = Field(
+        None, ge=1, description="layers of the high-level module where it has others; needs modules separate"
+    )
     width: int = Field(512, ge=8, description="hidden size")
     heads: int = Field(8, ge=1, description="attention heads; the width is a multiple of them")
     expansion: float = Field(4.0, gt=0, description="SwiGLU inner width is 2/3 of this times the width, rounded up")
@@ -81,6 +84,11 @@ class ModelConfig(Frozen):
     )
 
     @property
+    def layers_above(self) -> int:
+        """Layers of the high-level module."""
+        return self.high_layers or self.layers
+
+    @property
     def head(self) -> bool:
         """Whether there is a halting head, whose logit says how sure the model is."""
         return self.halting.startswith("halt")
@@ -91,8 +99,10 @@ class ModelConfig(Frozen):
             raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
         if self.mixer == "attention" and self.positions == "rope" and (self.width // self.heads) % 2:
             raise ValueError(f"rope needs an even head size; width / heads is {self.width // self.heads}")
-        if (depth := self.layers * self.h_cycles * (self.l_cycles + 1)) > DEEPEST:
-            raise ValueError(f"layers x h_cycles x (l_cycles + 1) is {depth}, at most {DEEPEST} is possible")
+        if self.high_layers is not None and self.modules == "shared":
+            raise ValueError("high_layers needs modules separate: with one block for both, set layers alone")
+        if (depth := self.h_cycles * (self.l_cycles * self.layers + self.layers_above)) > DEEPEST:
+            raise ValueError(f"h_cycles x (l_cycles + 1) x layers is {depth}, at most {DEEPEST} is possible")
         if self.h_horizon > self.h_cycles or self.l_horizon > self.l_cycles:
             raise ValueError(
                 f"the horizon (K_L {self.l_horizon}, K_H {self.h_horizon}) exceeds the cycles "
@@ -165,6 +175,11 @@ class TrainConfig(Frozen):
         "none", description="training depth that grows: the ACT budget, or the H cycles, from 1 to full"
     )
     grow_until: float = Field(0.5, gt=0, le=1, description="share of the updates after which the depth is full")
+    start: str | None = Field(
+        None,
+        description="trained weights to begin from: a run, a checkpoint, a zoo name; the puzzle table only where the "
+        "data are the same",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="auto: bfloat16 on CUDA only")
     compile: Literal["auto", "off", "block"] = Field("auto", description="auto: per block on CUDA, off elsewhere")
     data_workers: int = Field(0, ge=0, description="threads that fetch refills; changes nothing but the time")
@@ -201,6 +216,9 @@ class EvalConfig(Frozen):
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
 
 
+Select = Literal["checker", "confidence", "first-halt", "residual", "energy"]
+
+
 @dataclass(frozen=True)
 class SearchPlan:
     """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
@@ -209,7 +227,7 @@ class SearchPlan:
     steps: int
     noise: float
     seed: int = 0
-    select: Literal["checker", "confidence", "first-halt", "residual", "energy"] = "checker"
+    select: Select = "checker"
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("steps", self.steps)):

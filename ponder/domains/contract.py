@@ -16,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from multiprocessing import get_context
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -158,14 +158,11 @@ class Augmented:
         return Batch(inputs, labels, batch.task_ids)
 
 
-@dataclass(frozen=True)
-class Guided:
+class Guided(NamedTuple):
     """What a guided search found and what it took."""
 
     answer: Tokens | None
     guesses: int
-    unguided: int
-    """Guesses of the same search without guidance."""
 
 
 class Domain(ABC):
@@ -321,8 +318,9 @@ class Domain(ABC):
         """Up to `limit` right answers by a classical method; empty when there is none."""
         raise UserError(f"{self.name} has no exact solver")
 
-    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
-        """A right answer by a complete search that tries first what a model's logits, [seq_len, symbols], say."""
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32] | None) -> Guided:
+        """A right answer by a complete search that tries first what a model's logits, [seq_len, symbols], say; without
+        them the same search by itself."""
         raise UserError(f"{self.name} has no search to be guided")
 
     # Looking at it --------------------------------------------------------------------------------------------------

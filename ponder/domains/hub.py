@@ -11,19 +11,23 @@ import numpy.typing as npt
 
 from ponder.base import hub
 from ponder.base.errors import UserError
-from ponder.domains.contract import Ints, Progress, Tokens, silent
+from ponder.domains.contract import Bools, Ints, Progress, Tokens, silent
 
 COMMA, NEWLINE, RETURN, QUOTE = b',\n\r"'
 CHUNK_BYTES = 1 << 24
+COLUMNS = ("source", "question", "answer", "rating")
+"""Of the published datasets."""
 
 
-def hub_csvs(repo: str, revision: str, names: Sequence[str]) -> dict[str, Path]:
-    """The named files of a dataset repository at a commit, from the local cache where they are there, else fetched."""
-    found = hub.cached("dataset", repo, revision, names)
-    if found is None:
+def train_and_test(source: str, folder: str | None, repo: str, revision: str) -> tuple[Path, Path]:
+    """train.csv and test.csv: of a folder, or of a dataset repository at a commit, fetched unless they are cached."""
+    names = ("train.csv", "test.csv")
+    if source == "hub":
         instead = "use a local copy: --data.source csv --data.folder DIR, or the generator: --data.source generate"
-        found = hub.fetched("dataset", repo, revision, names, instead)
-    return found
+        found = hub.cached("dataset", repo, revision, names) or hub.fetched("dataset", repo, revision, names, instead)
+        return found[names[0]], found[names[1]]
+    place = Path(folder or "").expanduser()
+    return place / names[0], place / names[1]
 
 
 @dataclass(frozen=True)
@@ -145,6 +149,13 @@ def _unquoted(path: Path, first_line: int, block: bytes) -> bytes:
             raise UserError(f"{path}, line {number}: {error}; the file is damaged or cut short") from error
         lines.append(",".join(field.replace(",", " ") for field in fields))
     return ("\n".join(lines) + "\n").encode()
+
+
+def first_of_each(keys: npt.NDArray[np.uint64]) -> Bools:
+    """Marks every key where it comes for the first time."""
+    once = np.zeros(len(keys), dtype=np.bool_)
+    once[np.unique(keys, return_index=True)[1]] = True
+    return once
 
 
 def puzzle_keys(inputs: Tokens) -> npt.NDArray[np.uint64]:

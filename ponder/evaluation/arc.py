@@ -3,6 +3,7 @@
 Votes are made and counted inside one call; nothing is kept from one evaluation to the next.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ponder.base.runtime import Runtime
 from ponder.config.resolve import DataConfig
 from ponder.data import Dataset
 from ponder.domains.arc.augment import rows_from_identifiers
+from ponder.domains.arc.competition import as_challenges
 from ponder.domains.arc.domain import Arc
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.arc.votes import Predictions, VoteScore, score_votes
@@ -205,6 +207,20 @@ def measure(
     voted = run_votes(model, domain, source, how, here, progress)
     outcome = score_arc(voted, domain, model.config.head) if here.main else None
     return SplitRun(voted.plain.records, len(source), outcome)
+
+
+def write_challenges(dataset: Dataset, folder: Path) -> str:
+    """The tasks of val and test as the competition gives them: demonstrations and test inputs in one file, outputs in
+    the other. Returns what was written, in words."""
+    if not isinstance(dataset.domain, Arc):
+        raise UserError(f"{dataset.path} holds {dataset.config.domain}; only ARC has challenges: name an ARC preset")
+    sources = [dataset.source(split) for split in dataset.counts]
+    held = {name for source in sources if isinstance(source, ArcEvaluation) for name in source.names}
+    tasks = [task for task in dataset.domain.tasks if task.name in held]
+    paths = folder / "challenges.json", folder / "solutions.json"
+    for path, content in zip(paths, as_challenges(tasks), strict=True):
+        files.write(path, json.dumps(content))
+    return f"{len(tasks)} tasks, {sum(len(task.tests) for task in tasks)} test inputs: {paths[0]}, {paths[1]}"
 
 
 # Published checkpoints ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ponder.inference.answers import Answer, Thought
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
 from ponder.inference.search import Found, default_noise, search, unverifiable
 from ponder.inference.weights import open_weights, zoo_names
+from ponder.model.reasoner import Reasoner
 
 
 class Unsolvable(UserError):
@@ -131,14 +132,7 @@ class Solver:
     @torch.no_grad()
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         """[tokens, symbols] what the model says of one puzzle after so many steps."""
-        model = self.opened.model
-        device = model.table.device
-        carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
-        for _ in range(steps):
-            step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
-            carry = step.carry
-        out: npt.NDArray[np.float32] = step.logits[0].float().cpu().numpy()
-        return out
+        return logits_of(self.opened.model, inputs, steps)
 
     def answer(
         self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None, found: Found | None = None
@@ -163,7 +157,8 @@ class Solver:
                         guided = self.domain.guided(inputs, self.logits(inputs, last.step))
                         assert guided.answer is not None
                         tokens = guided.answer
-                        took = f"{guided.guesses} guesses, {guided.unguided} without guidance"
+                        alone = self.domain.guided(inputs, None)
+                        took = f"{guided.guesses} guesses, {alone.guesses} without guidance"
                         notes.append(f"found by a search that its logits guide ({took})")
                     verified = bool(self.domain.check(inputs[None], tokens[None])[0])
             if len(known) > 1:
@@ -180,6 +175,17 @@ class Solver:
             confidence=last.confidence,
             trace=tuple(trace),
         )
+
+
+def logits_of(model: Reasoner, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
+    """[tokens, symbols] what a model says of one puzzle after so many steps."""
+    device = model.table.device
+    carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
+    for _ in range(steps):
+        step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
+        carry = step.carry
+    out: npt.NDArray[np.float32] = step.logits[0].float().cpu().numpy()
+    return out
 
 
 class Shelf:

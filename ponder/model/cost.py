@@ -15,7 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
-from ponder.model.layers import inner_width
+from ponder.model.products import inner_width
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import horizon
 
@@ -57,8 +57,7 @@ def applications(config: ModelConfig) -> int:
     """Layer applications per ACT step: H (L layers_L + layers_H)."""
     if config.states == 0:
         return config.layers
-    each_cycle = config.l_cycles if config.states == 1 else config.l_cycles + 1
-    return config.h_cycles * each_cycle * config.layers
+    return config.h_cycles * (config.l_cycles * config.layers + (config.layers_above if config.states == 2 else 0))
 
 
 def cost(
@@ -96,9 +95,11 @@ def flops(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry = NO_
     """Counted from the shapes of all products; the tests hold it against what torch counts while the model runs."""
     with torch.device("meta"):
         model = Reasoner(config, vocab, tokens, geometry=geometry)
-    layers, once = config.layers * _layer(config, model.length, geometry), _once(config, model)
+    layer, once = _layer(config, model.length, geometry), _once(config, model)
+    layers = config.layers * layer
     gate = 2 * model.length * config.width if config.gate else 0
-    low, high = layers + gate, layers if config.states == 2 else 0
+    low, above = layers + gate, config.layers_above if config.states == 2 else 0
+    high = above * layer
     inference = once + (layers if config.states == 0 else config.h_cycles * (config.l_cycles * low + high))
     # A product within the horizon has two more in the backward pass, one for each factor.
     k_h, k_l = horizon(config)
@@ -107,7 +108,7 @@ def flops(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry = NO_
     if config.gradient == "implicit":
         # A term of the series asks for the gradients of states alone: one product less for each weight.
         both = 0 if config.mixer == "mlp" else 4 * model.length**2 * config.width
-        training += config.neumann * (reached + both * config.layers * (k_l + (config.states == 2)))
+        training += config.neumann * (reached + both * (k_l * config.layers + above))
     if config.halting == "halt+continue":
         training += inference  # the continue target is the next step's forward pass
     return Work(sum(p.numel() for p in model.parameters()), inference, training)

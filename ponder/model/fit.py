@@ -31,9 +31,10 @@ def expected(
             raise UserError(f"the model's configuration has {size!r} {what}: it should be a number from 1 on")
     if config.prefix + tokens > LONGEST:
         raise UserError(f"the configuration has {config.prefix} + {tokens} positions: at most {LONGEST} can be read")
-    layers = {match[1] for name in names if (match := re.match(r"low\.layers\.(\d+)\.", name))}
-    if len(layers) < config.layers:
-        raise UserError(f"the configuration has {config.layers} layers, the weights have {len(layers)}")
+    for block, wanted in (("low", config.layers), *((("high", config.layers_above),) if config.high_layers else ())):
+        layers = {match[1] for name in names if (match := re.match(rf"{block}\.layers\.(\d+)\.", name))}
+        if len(layers) < wanted:
+            raise UserError(f"the configuration has {wanted} layers, the weights have {len(layers)}")
     try:
         with torch.device("meta"):
             model = Reasoner(config, vocab, tokens, task_ids, geometry)

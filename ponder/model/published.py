@@ -69,10 +69,7 @@ def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
         cycles: dict[str, Any] = {"h_cycles": int(theirs["H_cycles"]), "l_cycles": int(theirs["L_cycles"])}
         layers = int(theirs["num_layers"] if kind == "urm" else theirs["L_layers"])
         separate = kind == "hrm"
-        if separate and int(theirs["H_layers"]) != layers:
-            raise UserError(
-                f"H_layers {theirs['H_layers']} and L_layers {layers} differ: only equal ones can be loaded"
-            )
+        above = int(theirs["H_layers"]) if separate else layers
         ndim = int(theirs.get("puzzle_emb_ndim", width))
         prefix = int(theirs.get("puzzle_emb_len") or max(1, -(-ndim // width)))
         if ndim != width:
@@ -82,6 +79,7 @@ def official_config(kind: str, config: Mapping[str, Any]) -> ModelConfig:
             states=1 if kind == "urm" else 2,
             modules="separate" if separate else "shared",
             layers=layers,
+            high_layers=None if above == layers else above,
             width=width,
             heads=int(theirs["num_heads"]),
             expansion=float(theirs["expansion"]),

@@ -13,7 +13,9 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
-from ponder.model.layers import Block, Context, LayerMasks, Rotary, lecun_, linear, rms_norm
+from ponder.model.attention import Rotary
+from ponder.model.layers import Block, Context, LayerMasks
+from ponder.model.products import lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, horizon, recur
 
 
@@ -137,7 +139,8 @@ class Reasoner(nn.Module):
         self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
         self.asked = Asked(geometry) if config.halting == "asked" else None
         self.low = Block(config, self.length, geometry)
-        self.high = Block(config, self.length, geometry) if config.modules == "separate" else self.low
+        above = config.model_copy(update={"layers": config.layers_above})
+        self.high = Block(above, self.length, geometry) if config.modules == "separate" else self.low
         self.update = Update(config) if config.states == 2 else None
         self.learned = config.learned_init and config.init == "fixed"
         for name in ("init_h", "init_l")[: config.states]:

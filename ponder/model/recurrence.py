@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ponder.config.schema import ModelConfig
-from ponder.model.layers import linear, rms_norm
+from ponder.model.products import linear, rms_norm
 
 
 @dataclass(frozen=True)

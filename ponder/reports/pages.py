@@ -17,7 +17,7 @@ from ponder.base.markers import around, markdown, put_between
 from ponder.reports.figures import draw, panels_of
 from ponder.reports.findings import judge
 from ponder.reports.llms import read_llms
-from ponder.reports.results import overview, results_text
+from ponder.reports.results import headline, overview, results_text
 from ponder.reports.tables import (
     FIXED,
     MISSING,
@@ -53,7 +53,7 @@ def main_report(
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Path]:
     """Write the reports of the named studies into `results`/studies; with `all`, of every study, and RESULTS.md; and
-    the overview between the markers of `page`. Trainings are read from `store`, by default `results`/cells. Returns
+    the headline between the markers of `page`. Trainings are read from `store`, by default `results`/cells. Returns
     what was written; `say` hears the numbers."""
     if page is not None:
         if "all" not in names:
@@ -80,7 +80,7 @@ def main_report(
         written.append(path)
         say(f"{overview(reports, _link(results, path.parent))}\n")
     if page is not None:
-        put_between(page, BEGIN, END, overview(reports, _link(results, page.parent)))
+        put_between(page, BEGIN, END, headline(reports))
         written.append(page)
     return written
 

@@ -53,13 +53,35 @@ def overview(reports: Sequence[StudyReport], results: str) -> str:
         ]
         for r in reports
     ]
+    tables = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
+    return "\n\n".join([*tables, _spent_text(reports)])
+
+
+def headline(reports: Sequence[StudyReport]) -> str:
+    """For the newcomer: what became of the paper's findings, bad news included."""
+    every = [verdict for report in reports for verdict in report.verdicts]
+    paper = [v for v in every if v.finding.source == "paper"]
+    new = [v for v in every if v.finding.source == "beyond"]
+    count = Counter(v.verdict for v in paper)
+    unanswered = [v for v in paper if v.verdict not in (CONFIRMED, CONTRARY)]
+    lines = [
+        f"**Of the paper's {len(paper)} findings, {count[CONFIRMED]} hold at this size, {count[CONTRARY]} come out the "
+        f"other way, and {len(unanswered)} could not be told:**",
+        "",
+    ]
+    reasons = Counter(map(_reason, unanswered)).most_common()
+    lines += [f"- {n}: {reason}" for reason, n in reasons[:3]]
+    lines += [f"- {sum(n for _, n in reasons[3:])}: other reasons"] if reasons[3:] else []
+    answered = [v for v in new if v.verdict in (CONFIRMED, CONTRARY)]
+    claims = " ".join(f"{'Not so: ' if v.verdict == CONTRARY else ''}{v.finding.claim}" for v in answered)
+    lines += ["", f"Questions beyond it that have an answer: {len(answered)} of {len(new)}. {claims}".strip()]
+    return "\n".join([*lines, "", _spent_text(reports)])
+
+
+def _spent_text(reports: Sequence[StudyReport]) -> str:
     stored = {cell.key: cell for report in reports for cell in report.results.cells.values() if cell is not None}
     spent = sum(cell.seconds + cell.after_seconds for cell in stored.values())
-    tables = markdown(["", *VERDICTS], rows), markdown(["study", "trainings", "seeds", "tasks", *VERDICTS], of_each)
-    spent_text = (
-        f"{len(stored)} different trainings are stored; with what was measured after them: {spent / 3600:.1f} hours."
-    )
-    return "\n\n".join([*tables, spent_text])
+    return f"{len(stored)} different trainings are stored; with what was measured after them: {spent / 3600:.1f} hours."
 
 
 def results_text(reports: Sequence[StudyReport], scale: str, results: str) -> str:

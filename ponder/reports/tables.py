@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from ponder.base.errors import UserError
 from ponder.base.markers import markdown
 from ponder.base.stats import Estimate
+from ponder.config.resolve import Config
 from ponder.config.schema import Frozen
 from ponder.reports.findings import Finding, pairs_of
 from ponder.reports.values import Clock, Quantity, StudyResults, llm_estimate, score_of, scores
@@ -218,6 +219,33 @@ def _llms(results: StudyResults, page: Page) -> Iterator[Entry]:
             if (column.checkpoint, column.way) == ("last", "budget"):
                 ours = llm_estimate(results, model, column)
                 yield Entry(model, column.label, column, 0, 0, ours, None, *_paper(page, model, column.label))
+
+
+@dataclass(frozen=True)
+class LlmTask:
+    """What a language model must be asked for its row of a study's table."""
+
+    task: str
+    config: Config
+    splits: tuple[str, ...]
+    attempts: int
+    """Answers to each example: as many as the largest k of a pass@k."""
+
+
+def llm_tasks(study: Study, scale: str) -> list[LlmTask]:
+    """By task, on the very data of the study's cells."""
+    page = page_of(study)
+    if not page.measure.llm:
+        raise UserError(f"the table of study {study.name} has no rows for language models; main-results has")
+    out = []
+    for task, config in {cell.task: cell.config for cell in study.cells(scale)}.items():
+        columns = [column for column, _ in columns_of(page) if column.score and score_of(column.score).task == task]
+        splits = dict.fromkeys(split for column in columns for split in score_of(str(column.score)).splits)
+        metrics = [str(column.metric or score_of(str(column.score)).metric) for column in columns]
+        attempts = max([int(metric[5:]) for metric in metrics if metric.startswith("pass@")], default=1)
+        if splits:
+            out.append(LlmTask(task, config, tuple(splits), attempts))
+    return out
 
 
 def _paper(page: Page, row: str, label: str) -> tuple[float | None, float | None]:

@@ -57,6 +57,7 @@ class ModelBody(BaseModel):
     board: Any = Field(description="how the web page draws it; null: as text and picture")
     parameters: int = Field(description="of the model")
     max_steps: int = Field(description="ACT steps it was trained with")
+    halting: str = Field(description="halt, halt+continue: by confidence; asked: steps that a puzzle asks for; or none")
     budget: int = Field(description="the most that `steps` may be")
     params: dict[str, Any] = Field(description="the domain's parameters, the size for one")
     card: dict[str, Any] | None = Field(description="what was measured, by which command; null: nobody did")

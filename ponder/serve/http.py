@@ -8,9 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 from ponder import __version__
 from ponder.base.errors import UserError, needs_extra
-from ponder.base.files import read_json
 from ponder.inference.answers import Answer, as_data
-from ponder.inference.solver import Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown
 
 try:
@@ -25,7 +23,7 @@ try:
     from ponder.serve.fields import AnswerBody, HealthBody, ModelsBody, PuzzleBody, SolveRequest, StepEvent
     from ponder.serve.guard import BODY, GONE, Guard, json_response
     from ponder.serve.mcp import LOOPBACK, mounted
-    from ponder.serve.pages import Example, docs_page, page_files
+    from ponder.serve.pages import Example, about_model, docs_page, page_files
 except ModuleNotFoundError:
     raise needs_extra("ponder serve", "serve") from None
 
@@ -73,7 +71,7 @@ def make_app(
         lifespan=lifespan,
     )
     app.add_middleware(Guard, metrics=service.metrics, token=token, body_limit=body_limit, hosts=(host, *hosts))
-    about = [_about(service.shelf[name]) for name in service.shelf.names]
+    about = [about_model(service.shelf[name]) for name in service.shelf.names]
     files = page_files()
     example = {"model": about[0]["name"], "puzzle": about[0]["example"], "steps": min(2, about[0]["budget"])}
     body = {"application/json": {"schema": SolveRequest.model_json_schema(), "example": example}}
@@ -205,33 +203,6 @@ def _first(problems: Sequence[Any]) -> str:
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"] if part != "body")
     return f"{where or 'the body'}: {first['msg']}"
-
-
-def _about(solver: Solver) -> dict[str, Any]:
-    """What /v1/models says of a model."""
-    domain = solver.domain
-    try:
-        solver.read(domain.example)
-        example = domain.example
-    except UserError:  # it is made for the domain's default parameters
-        example = domain.format(domain.sample(0, 1)[0][0])
-    card = solver.opened.path / "card.json"
-    return {
-        "name": solver.name,
-        "domain": domain.name,
-        "title": domain.title,
-        "rules": domain.rules,
-        "example": example,
-        "example_json": domain.to_json(domain.parse(example)),
-        "checkable": domain.checkable,
-        "exact": domain.exact,
-        "board": domain.board(),
-        "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
-        "max_steps": solver.opened.model.config.max_steps,
-        "budget": solver.steps,
-        "params": domain.params.model_dump(mode="json"),
-        "card": read_json(card) if card.is_file() else None,
-    }
 
 
 async def _while_there(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:

@@ -9,6 +9,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from ponder.base.errors import UserError
+from ponder.base.files import read_json
+from ponder.inference.solver import Solver
+
 PAGE = Path(__file__).parent / "page"
 KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -20,6 +24,25 @@ KINDS = {
     ".json": "application/json",
     ".woff2": "font/woff2",
 }
+
+
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "'self' data: blob:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+"""What a browser may load and run for the page: its own files, and nothing that got into it."""
+
+
+def policy_text(policy: Mapping[str, str]) -> str:
+    return "; ".join(f"{name} {words}" for name, words in policy.items())
 
 
 @dataclass(frozen=True)
@@ -37,6 +60,34 @@ def page_files(folder: Path = PAGE) -> dict[str, File]:
         )
         for path in sorted(folder.rglob("*"))
         if path.suffix in KINDS and path.is_file()
+    }
+
+
+def about_model(solver: Solver) -> dict[str, Any]:
+    """What /v1/models says of a model."""
+    domain = solver.domain
+    try:
+        solver.read(domain.example)
+        example = domain.example
+    except UserError:  # it is made for the domain's default parameters
+        example = domain.format(domain.sample(0, 1)[0][0])
+    card = solver.opened.path / "card.json"
+    return {
+        "name": solver.name,
+        "domain": domain.name,
+        "title": domain.title,
+        "rules": domain.rules,
+        "example": example,
+        "example_json": domain.to_json(domain.parse(example)),
+        "checkable": domain.checkable,
+        "exact": domain.exact,
+        "board": domain.board(),
+        "parameters": sum(p.numel() for p in solver.opened.model.parameters()),
+        "halting": solver.opened.model.config.halting,
+        "max_steps": solver.opened.model.config.max_steps,
+        "budget": solver.steps,
+        "params": domain.params.model_dump(mode="json"),
+        "card": read_json(card) if card.is_file() else None,
     }
 
 

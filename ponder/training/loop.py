@@ -20,16 +20,17 @@ from torch import Tensor
 from ponder import checkpoint
 from ponder.base import rng
 from ponder.base.errors import UserError
-from ponder.base.runtime import Runtime, carry_dtype, compile_for, matmul_peak, precision_for
+from ponder.base.runtime import Runtime, carry_dtype, compile_for, precision_for
 from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.domains.contract import Augmented, Domain, Source
-from ponder.evaluation.records import Settings, final_scores, run_split
-from ponder.model import cost, halting, losses
+from ponder.evaluation.records import Settings, run_split
+from ponder.model import halting, losses
 from ponder.model.layers import compile_blocks
 from ponder.model.reasoner import Reasoner, Step
 from ponder.training.log import Log
-from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped
+from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip
+from ponder.training.rows import Speed, collapse, evaluation_row, log_row
 from ponder.training.slots import Slots, make_slots, refill
 from ponder.training.state import Run
 
@@ -64,32 +65,6 @@ class Outcome:
     update: int
     updates: int
     reason: str
-
-
-class Speed:
-    """Example-steps per second, and their share of the machine's measured matrix-product peak."""
-
-    def __init__(self, config: Config, dataset: Dataset, runtime: Runtime, done: int) -> None:
-        domain, model = dataset.domain, config.model
-        self.config = config
-        self.work = cost.flops(model, len(domain.vocab), domain.seq_len, domain.geometry)
-        each = config.train.batch // config.train.accumulate // runtime.world
-        self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
-        self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
-
-    def add_to(self, row: dict[str, Any], depth: "Depth") -> None:
-        now = time.perf_counter()
-        rate = (row["update"] - self.update) * self.batch / max(now - self.at, 1e-9)
-        more = depth.unsupervised(self.config)
-        states, work = self.config.train.winners, self.work
-        flops = work.training + (states * (more + 1) if states > 1 else more) * work.inference
-        if (
-            self.config.train.fixpoint_weight > 0
-        ):  # a backward pass, and a forward one unless the continue target has it
-            back = work.training - work.inference
-            flops += back - work.inference if self.config.model.halting == "halt+continue" else back + work.inference
-        row |= {"example_steps_per_second": rate * (1 + more), "peak_fraction": rate * flops / self.peak}
-        self.at, self.update = now, row["update"]
 
 
 LATE = float(2**20)
@@ -294,6 +269,8 @@ def train(
     if saved is not None:
         run.load(saved, source)
         run.best = _kept(best, run.best, view)
+    elif config.train.start is not None:
+        run.begin_from(config.train.start)
     log.go_on(saved)
     surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads()}
     splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
@@ -329,12 +306,12 @@ def train(
             stopping = gathered.stopping if runtime.world > 1 else _wish(limits, now - began, stop)
         outcome = _ending(run, updates, limits, started_at, stopping)
         if run.window and (run.update % config.train.log_every == 0 or run.update == updates):
-            row = _log_row(run, config, factor)
-            speed.add_to(row, depth)
+            row = log_row(run, config, factor)
+            speed.add_to(row, depth.unsupervised(config))
             run.window = None
             log.write(row)
             view.row(row)
-            if warning := _collapse(row):
+            if warning := collapse(row):
                 view.say(warning)
         if (run.update % config.train.eval_every == 0 or run.update == updates) and not log.has("eval", run.update):
             row = evaluation_row(run, dataset, splits, runtime, precision)
@@ -411,56 +388,6 @@ def _ending(run: Run, updates: int, limits: Limits, started_at: int, stopping: f
     return Outcome(False, run.update, updates, f"--max-seconds {limits.seconds:g}" if late else "interrupted")
 
 
-def _log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
-    """Means over the updates since the last row."""
-    window = run.window
-    assert window is not None
-    count = window["updates"] * config.train.batch
-    finished = max(window["finished"], 1.0)
-    row: dict[str, Any] = {"kind": "train", "update": run.update}
-    means = (
-        "loss",
-        "answer_loss",
-        "halt_loss",
-        "continue_loss",
-        "fixpoint_loss",
-        "q_halt",
-        "norm_h",
-        "norm_l",
-        "ratio",
-    )
-    for name in means:
-        if name in window:
-            row[name] = window[name] / count
-    for name in ("exact", "token", "steps"):
-        row[name] = window[name] / finished
-    row |= {
-        "finished": int(window["finished"]),
-        "grad_norm": window["grad_norm"] / window["updates"],
-        "grad_norm_max": window["grad_norm_max"],
-        "lr": config.train.lr * factor,
-        "seconds": run.seconds,
-        "update_seconds": run.update_seconds,
-    }
-    return row
-
-
-def evaluation_row(run: Run, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str) -> dict[str, Any]:
-    """Every split with the online and with the averaged weights, at the full budget."""
-    config = run.config
-    how = Settings(config.model.max_steps, config.eval.batch, config.eval.examples, precision)
-    row: dict[str, Any] = {"kind": "eval", "update": run.update, "n": {}}
-    value, table = run.averaged()
-    for name in ("online", "ema") if run.average is not None else ("ema",):
-        with swapped(
-            run.weights, run.model, *((value, table) if name == "ema" else (run.weights.value.clone(), run.model.table))
-        ):
-            records = {s: run_split(run.model, dataset.domain, dataset.source(s), how, runtime) for s in splits}
-        row[name] = {split: final_scores(r) for split, r in records.items()}
-        row["n"] = {split: r.n for split, r in records.items()}
-    return row
-
-
 def preflight(run: Run, folder: Path, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str) -> None:
     """What can fail later fails now: splits, shapes, disk space, a write, and two batches of evaluation."""
     for split in splits:
@@ -489,17 +416,3 @@ def _not_finite(update: int, norm: float, sums: dict[str, float], checkpoints: P
         f"the {what} was not finite at update {update + 1}; {kept}. Try a lower --train.lr, --train.clip 1, or "
         f"--train.precision float32, in another --out"
     )
-
-
-def _collapse(row: dict[str, Any]) -> str | None:
-    """The halting head has given up when it is sure to be wrong although many answers are right, or to be right
-    although most are wrong, or has run away."""
-    q = row.get("q_halt")
-    if q is None:
-        return None
-    if (q < -15 and row["exact"] > 0.2) or (q > 3 and row["exact"] < 0.5) or q > 30:
-        return (
-            f"halting logits say nothing (mean {q:.0f} with {row['exact']:.0%} right): halting has collapsed. Lower "
-            f"--train.lr or --train.halting_weight, or set --train.clip 1"
-        )
-    return None

@@ -14,6 +14,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.domains.contract import Source
+from ponder.inference.weights import open_weights
 from ponder.model.reasoner import Reasoner
 from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Weights
 from ponder.training.slots import Slots, restore_slots, saved_slots
@@ -43,6 +44,29 @@ class Run:
         if self.average is None:
             return self.weights.value, self.model.table
         return self.average.value, self.table.averaged(self.update)
+
+    def begin_from(self, where: str) -> None:
+        """Take the averaged weights of a trained model. Its puzzle table comes along where its rows mean the same."""
+        with torch.random.fork_rng(devices=[]):  # opening a model draws weights before it loads them
+            opened = open_weights(where, "ema", self.model.table.device)
+        held, here = opened.model.state_dict(), self.model.state_dict()
+        for name in here.keys() - {"table"}:
+            if name not in held or held[name].shape != here[name].shape:
+                theirs = tuple(held[name].shape) if name in held else "missing"
+                raise UserError(
+                    f"train.start {where} does not fit this model: {name} is {theirs}, here {tuple(here[name].shape)}; "
+                    f"give it the same model and the same puzzle's size"
+                )
+        self.weights.load(self.weights.value, held)
+        data = None if opened.config is None else opened.config.data.stored()
+        same = data == self.config.data.stored() or len(held["table"]) == len(here["table"]) == 1
+        for name, buffer in self.model.kept_buffers().items():
+            if name != "table" or same:
+                buffer.copy_(held[name])
+        if self.average is not None:
+            self.average.value.copy_(self.weights.value)
+        if self.table.ema is not None:
+            self.table.ema.copy_(self.model.table)
 
     def save(self, folder: Path, runtime: Runtime, about: Mapping[str, Any], everything: bool = True) -> None:
         """Write a checkpoint. `about`: what it should say of its surroundings. `everything` adds what resuming needs to

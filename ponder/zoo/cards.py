@@ -5,7 +5,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ from ponder.base import files, runtime, stats
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
-from ponder.config.schema import Frozen, parse
-from ponder.domains.contract import Domain, Progress, Source, silent
+from ponder.config.schema import Frozen, SearchPlan, parse
+from ponder.domains.contract import Domain, Progress, Source, Tokens, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
+from ponder.inference.engine import SLOTS
+from ponder.inference.search import default_noise, search, unverifiable
+from ponder.inference.solver import logits_of
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
@@ -38,6 +43,10 @@ HARD = 12
 """Puzzles that a card keeps because they take long."""
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
+SEARCHED, RESTARTS, DEEPER = 1000, 5, 2
+"""Verified search of a card: puzzles, restarts of each, and ACT steps of each over those of training."""
+TIMED = 100
+"""Puzzles that the classical methods are timed on."""
 
 
 class Score(Frozen):
@@ -81,6 +90,27 @@ class Hard(Frozen):
     steps: int
 
 
+class Searched(Frozen):
+    """Verified search: what is solved with noisy restarts, and the ACT steps that a puzzle took in all."""
+
+    restarts: int
+    steps: int
+    n: int
+    solved: Share
+    compute: float
+
+
+class Fallback(Frozen):
+    """The classical methods on the same puzzles: milliseconds of each, and guesses of the search that logits guide."""
+
+    n: int
+    exact_ms: float
+    alone_ms: float | None = None
+    guided_ms: float | None = None
+    alone_guesses: float | None = None
+    guided_guesses: float | None = None
+
+
 class Card(Frozen):
     """What a card holds, at least."""
 
@@ -100,6 +130,8 @@ class Card(Frozen):
     by_step_split: str
     by_step: list[Step]
     hard: tuple[Hard, ...] = ()
+    search: Searched | None = None
+    fallback: Fallback | None = None
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
@@ -177,6 +209,20 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
         shares = [share_words(score[k]) if score[k] else "–" for k in ("exact", "valid", "solved")]
         scores.add_row(escape(split), *shares, f"{score['n']:,}")
     console.print(scores)
+    if found := card.get("search"):
+        console.print(
+            f"  [dim]verified search[/]  {share_words(found['solved'])} with {found['restarts']} restarts of "
+            f"{found['steps']} steps, {found['compute']:.0f} ACT steps on average, n {found['n']:,}",
+            soft_wrap=True,
+        )
+    if taken := card.get("fallback"):
+        words = f"exact {taken['exact_ms']:.1f} ms"
+        if taken.get("guided_ms") is not None:
+            words += (
+                f"; plain search {taken['alone_ms']:.1f} ms and {taken['alone_guesses']:.2f} guesses, guided by the "
+                f"model {taken['guided_ms']:.1f} ms and {taken['guided_guesses']:.2f}"
+            )
+        console.print(f"  [dim]fallback[/]  {words} (medians, means of guesses; n {taken['n']})", soft_wrap=True)
     steps = [(each["step"], f"{each['valid']:.1%}") for each in card["by_step"]]
     settled = next(i for i in range(len(steps)) if all(share == steps[i][1] for _, share in steps[i:]))
     by_step = "  ".join(f"{step}: {share}" for step, share in steps[: settled + 1])
@@ -245,7 +291,8 @@ def make_card(
     dataset = data.Dataset.open(data.build(config.data, data_dir, data.default_workers(), progress))
     budget = model.config.max_steps
     steps = BEYOND * budget if model.config.states else 1
-    here, how = runtime.Runtime(torch.device("cpu")), evaluate.Settings(steps, config.eval.batch, EXAMPLES)
+    here = runtime.Runtime(torch.device("cpu"))
+    how = evaluate.Settings(steps, min(config.eval.batch, SLOTS), EXAMPLES)  # large batches of wide boards leave caches
     accuracy: dict[str, Any] = {}
     hard: list[dict[str, Any]] = []
     by_step: dict[str, list[dict[str, Any]]] = {}
@@ -303,6 +350,8 @@ def make_card(
         "by_step_split": first,
         "by_step": by_step[first],
         "hard": hard,
+        "search": searched(opened, dataset.source(first)),
+        "fallback": timed(opened, dataset.source(first)),
         "limits": limits or default_limits(accuracy[first], first),
     }
 
@@ -314,6 +363,57 @@ def hardest(domain: Domain, source: Source, records: evaluate.Records) -> list[d
     inputs = source.fetch(records.index[chosen], np.zeros(len(chosen), dtype=np.int64)).inputs
     made = zip(inputs, steps[chosen].tolist(), strict=True)
     return [{"puzzle": domain.format(puzzle), "steps": taken} for puzzle, taken in made if taken > 1]
+
+
+def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
+    """Verified search on the puzzles of a split, within ten times the steps of training."""
+    model, domain = opened.model, opened.domain
+    assert domain is not None
+    if unverifiable(domain) or not model.config.states or model.config.halting == "asked":
+        return None
+    plan = SearchPlan(RESTARTS, DEEPER * model.config.max_steps, default_noise(model))
+    found = search(model, domain, some(source, SEARCHED), plan)
+    n = len(found.accepted)
+    return {
+        "restarts": plan.restarts,
+        "steps": plan.steps,
+        "n": n,
+        "solved": stats.share(found.accepted.mean(), n),
+        "compute": round(float(found.compute.mean()), 1),
+    }
+
+
+def timed(opened: Opened, source: Source) -> dict[str, Any] | None:
+    """What the fallbacks take on this machine. The model's own steps are not in the times."""
+    domain = opened.domain
+    assert domain is not None
+    if not domain.exact:
+        return None
+    puzzles = some(source, TIMED)
+    exact = _median_ms([partial(domain.solutions, puzzle, 1) for puzzle in puzzles])
+    out: dict[str, Any] = {"n": len(puzzles), "exact_ms": exact}
+    if type(domain).guided is Domain.guided:
+        return out
+    said = [logits_of(opened.model, puzzle, opened.model.config.max_steps) for puzzle in puzzles]
+    for name, logits in (("alone", [None] * len(puzzles)), ("guided", said)):
+        solves = [partial(domain.guided, *each) for each in zip(puzzles, logits, strict=True)]
+        out[f"{name}_ms"] = _median_ms(solves)
+        out[f"{name}_guesses"] = float(np.mean([solve().guesses for solve in solves]))
+    return out
+
+
+def some(source: Source, count: int) -> Tokens:
+    index = evaluate.chosen_examples(len(source), count)
+    return source.fetch(index, np.zeros_like(index)).inputs
+
+
+def _median_ms(solves: Sequence[Callable[[], object]]) -> float:
+    times = []
+    for solve in solves:
+        start = time.perf_counter()
+        solve()
+        times.append(time.perf_counter() - start)
+    return round(1000 * float(np.median(times)), 3)
 
 
 def default_limits(score: Mapping[str, Any], split: str) -> str:

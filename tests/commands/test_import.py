@@ -55,7 +55,11 @@ def hrm(tmp_path: Path) -> Published:
 def test_the_folder_gives_the_published_outputs(name: str, tmp_path: Path) -> None:
     published = Published(name, tmp_path)
     published.run("--seq-len", "9")
-    model = open_weights(published.out).model
+    given_out(published, open_weights(published.out).model)
+
+
+def given_out(published: Published, model: Reasoner) -> None:
+    """That a model says what the authors' does."""
     given = [torch.tensor(published.data[name]) for name in ("inputs", "task_ids")]
 
     def ours() -> list[torch.Tensor]:
@@ -317,8 +321,23 @@ def test_a_folder_whose_domain_does_not_fit_is_refused(tmp_path: Path) -> None:
         Solver(ours.out)
 
 
-def test_different_numbers_of_layers_are_named(hrm: Published) -> None:
+def test_h_may_have_other_layers_than_l(hrm: Published) -> None:
+    """A third layer of H that adds nothing only normalises what is normalised: the published outputs stay."""
     hrm.arch["H_layers"] = 3
     hrm.configure()
-    with pytest.raises(UserError, match="H_layers 3 and L_layers 2 differ"):
+    with pytest.raises(UserError, match="3 layers, the weights have 2"):
         hrm.run("--seq-len", "9")
+    weights = torch.load(hrm.checkpoint, weights_only=True)
+    for name, tensor in list(weights.items()):
+        if "H_level.layers.1." in name:
+            silent = any(part in name for part in ("o_proj", "down_proj"))
+            weights[name.replace("layers.1", "layers.2")] = torch.zeros_like(tensor) if silent else tensor
+    torch.save(weights, hrm.checkpoint)
+    hrm.run("--seq-len", "9")
+    model = open_weights(hrm.out).model
+    assert (len(model.low.layers), len(model.high.layers)) == (2, 3)
+    given_out(hrm, model)
+    with torch.no_grad():
+        model.get_parameter("high.layers.2.mlp.down.weight").fill_(0.1)
+    with pytest.raises(AssertionError):
+        given_out(hrm, model)

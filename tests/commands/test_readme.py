@@ -1,4 +1,4 @@
-"""What the README says can be typed."""
+"""What the README and the tour say can be typed."""
 
 import re
 from pathlib import Path
@@ -11,11 +11,12 @@ from ponder.config.resolve import model_names, preset_names
 from tests.support import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-COMMANDS = re.findall(r"^(?:ponder|torchrun .* -m ponder) (.+?)(?:\s+#.*)?$", README, flags=re.M)
+TOUR = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+COMMANDS = re.findall(r"^(?:ponder|torchrun .* -m ponder) (.+?)(?:\s+#.*)?$", README + TOUR, flags=re.M)
 
 
 def test_commands_name_verbs_presets_and_models_that_exist() -> None:
-    assert len(COMMANDS) >= 10
+    assert len(COMMANDS) >= 20
     for command in COMMANDS:
         verb, *words = command.split()
         assert verb in VERBS, command
@@ -27,7 +28,7 @@ def test_commands_name_verbs_presets_and_models_that_exist() -> None:
 
 
 def test_files_it_points_to_exist() -> None:
-    targets = re.findall(r"\]\(([^)#]+)\)", README)
+    targets = [each for each in re.findall(r"\]\(([^)#]+)[^)]*\)", README) if ":" not in each]
     assert targets and all((ROOT / target).exists() for target in targets), targets
 
 

@@ -21,6 +21,7 @@ from tests.support.scratch import Scratch, served
 
 LEFT_OUT = (".ci", ".github", ".dockerignore")
 """Tracked, and for the forge alone."""
+PAGES = ("README.md", "tour.md")
 GATHERED = ("runs/one/metrics.jsonl", "data/maze/train.npy", "train.log", "tmp/notes.md", "docs/build.log")
 
 
@@ -92,9 +93,9 @@ def test_it_is_the_installed_one_and_knows_its_commit(installed: Scratch, built:
     assert "installed package" in installed.ponder("doctor")
 
 
-def test_it_does_what_the_readme_says(installed: Scratch) -> None:
+def test_it_does_what_the_readme_and_the_tour_say(installed: Scratch) -> None:
     """In order: data, training, evaluation, comparison, search; elsewhere than in a checkout."""
-    lines = [shlex.join(each.smaller) for each in EXAMPLES if each.page == "README.md" and each.why_not is None]
+    lines = [shlex.join(each.smaller) for each in EXAMPLES if each.page in PAGES and each.why_not is None]
     assert {line.split()[0] for line in lines} >= {
         "solve",
         "zoo",

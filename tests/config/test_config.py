@@ -103,7 +103,7 @@ def test_a_recipe_is_what_the_plain_preset_trains(tmp_path: Path) -> None:
 
 
 def test_the_recipe_of_a_preset_is_that_of_its_about_line() -> None:
-    """`ponder train PRESET`, nothing added, trains what README reports: no mini preset speaks of a --model."""
+    """`ponder train PRESET`, nothing added, trains what docs/mini.md reports: no mini preset speaks of a --model."""
     for name in configuration.preset_names():
         assert "--model" not in resolve(name).about, name
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.guided import sat_effort
 from ponder.base.errors import UserError
 from ponder.domains.sudoku import generate
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
@@ -26,10 +27,12 @@ def test_a_guided_search_is_complete_whatever_the_guide(size: int) -> None:
         for name, logits in (("right", right), ("wrong", -right), ("random", generator.normal(size=right.shape))):
             found = domain.guided(puzzle, logits.astype(np.float32))
             assert found.answer is not None and (found.answer == label).all()
-            assert found.unguided == generate.rate(size, puzzle)
             if name in taken:
                 taken[name] += found.guesses
-        taken["none"] += found.unguided
+        alone = domain.guided(puzzle, None)
+        assert alone.answer is not None and (alone.answer == label).all()
+        assert alone.guesses == generate.rate(size, puzzle)
+        taken["none"] += alone.guesses
         # Every guess of a right guide is the label's: the least that any order of values needs with these cells.
         assert domain.guided(puzzle, right).guesses <= size * size - int((puzzle >= 2).sum())
     assert taken["right"] < taken["none"] < taken["wrong"] or size == 4
@@ -65,7 +68,7 @@ def test_phases_of_the_solution_leave_the_solver_nothing_to_undo() -> None:
     domain = Sudoku(SudokuParams(size=9, source="generate", min_rating=3))
     inputs, labels = domain.sample(2, 8)
     told, untold = (
-        [generate.sat_effort(9, p, a if known else None)[1] for p, a in zip(inputs, labels, strict=True)]
+        [sat_effort(9, p, a if known else None)[1] for p, a in zip(inputs, labels, strict=True)]
         for known in (True, False)
     )
     assert not any(told) and any(untold)
@@ -83,7 +86,9 @@ def test_the_solver_guides_with_what_it_says_last(tmp_path: Path) -> None:
         assert (logits.argmax(axis=1) == answer.trace[-1].answer).all()
         wanted = solver.domain.guided(puzzle, logits)
         assert (answer.tokens == label).all()
-        assert f"({wanted.guesses} guesses, {wanted.unguided} without guidance)" in answer.note
+        assert (
+            f"({wanted.guesses} guesses, {solver.domain.guided(puzzle, None).guesses} without guidance)" in answer.note
+        )
 
 
 def test_what_has_no_search_is_not_guided() -> None:

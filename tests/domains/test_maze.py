@@ -2,6 +2,7 @@
 
 import itertools
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from ponder.base import hub
 from ponder.base.errors import UserError
 from ponder.domains.contract import Tokens
 from ponder.domains.maze.domain import FREE, GOAL, PATH, START, WALL, Maze, MazeParams
@@ -102,6 +104,26 @@ def test_generated_mazes_have_one_long_shortest_path(height: int, width: int, mi
         assert oracle(domain, puzzle) == [marked_cells(domain, label)]
         assert (label == PATH).sum() + 1 >= min_path
     assert not domain.check(inputs, inputs).any()
+
+
+def test_a_share_of_the_training_mazes_starts_on_the_path_and_nothing_else_changes() -> None:
+    plain, eased = (
+        maze(7, 7, min_path=9, train=200, val=10, test=10, eased=share).build(seed=3) for share in (0.0, 0.5)
+    )
+    for split in ("val", "test"):
+        assert all(np.array_equal(plain[split][name], eased[split][name]) for name in plain[split])
+    before, after = plain["train"], eased["train"]
+    moved = (before["inputs"] != after["inputs"]).any(axis=1)
+    assert 70 < moved.sum() < 130
+    assert np.array_equal(before["inputs"] == WALL, after["inputs"] == WALL)
+    assert np.array_equal(before["inputs"] == GOAL, after["inputs"] == GOAL)
+    on_path = (before["labels"] == PATH) | (before["labels"] == START)
+    for inputs, label, path in zip(after["inputs"], after["labels"], on_path, strict=True):
+        assert path[inputs == START].all() and ((label == PATH) <= path).all()
+    lengths = (after["labels"] == PATH).sum(axis=1)[moved]
+    assert set(range(7)) <= set(lengths.tolist()), "from any cell of it"
+    domain = maze(7, 7, min_path=1)
+    assert domain.check(after["inputs"], after["labels"]).all()
 
 
 def test_without_unique_there_are_mazes_with_several_paths_and_each_is_valid() -> None:
@@ -394,7 +416,7 @@ def test_images_of_a_maze_in_a_csv_file_stay_in_one_split(folder: Path) -> None:
 def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def fake(repo: str, revision: str, names: list[str]) -> dict[str, Path]:
+    def fake(kind: str, repo: str, revision: str, names: Sequence[str]) -> dict[str, Path]:
         asked.append((repo, len(revision)))
         return {name: folder / name for name in names}
 
@@ -402,7 +424,7 @@ def test_the_hub_is_asked_for_the_published_files(folder: Path, monkeypatch: pyt
     inputs, labels = maze(30, 30, min_path=40).sample(0, 4)
     write_csv(folder / "train.csv", domain, inputs[:3], labels[:3])
     write_csv(folder / "test.csv", domain, inputs[3:], labels[3:])
-    monkeypatch.setattr("ponder.domains.maze.domain.hub_csvs", fake)
+    monkeypatch.setattr(hub, "cached", fake)
     built = domain.build(seed=0)
     assert asked == [("sapientinc/maze-30x30-hard-1k", 40)]
     assert {split: len(arrays["inputs"]) for split, arrays in built.items()} == {"train": 2, "val": 1, "test": 1}

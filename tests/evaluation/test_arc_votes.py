@@ -32,6 +32,7 @@ from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 from tests.evaluation.test_evaluate import made_model, made_run
 from tests.support import golden
+from tests.support.arc import numbers_of, undone
 from tests.support.rounding import Said, sayings
 
 HERE = Runtime(torch.device("cpu"))
@@ -266,7 +267,7 @@ def test_the_submission_is_the_majority_of_what_the_model_says(
     source, model = source_of(arc_data, "val"), open_weights(folder).model
     votes: dict[tuple[str, int], dict[str, int]] = {}
     index = np.arange(len(source))
-    batch, names, numbers = source.fetch(index, index), source.test_names(index), source.test_numbers(index)
+    batch, names, numbers = source.fetch(index, index), source.test_names(index), numbers_of(source, index)
     for row in index:
         carry = model.start(torch.zeros(1, dtype=torch.int64))
         for _ in range(2):
@@ -275,7 +276,7 @@ def test_the_submission_is_the_majority_of_what_the_model_says(
             carry = step.carry
         answer = step.logits[0].argmax(-1).to(torch.uint8).numpy()
         task, augmentation = parse_name(names[row])
-        grid = json.dumps(augmentation.invert(crop(answer)).tolist())
+        grid = json.dumps(undone(augmentation, crop(answer)).tolist())
         mine = votes.setdefault((task, int(numbers[row, 1])), {})
         mine[grid] = mine.get(grid, 0) + 1
     assert {(t, i) for t, tests in written.items() for i in range(len(tests))} == set(votes)
@@ -311,7 +312,7 @@ def test_an_imported_table_is_read_by_name(arc_data: Dataset, arc_dir: Path, tmp
     def logits(result: dict[str, Any], file: Path) -> dict[tuple[str, int], float]:
         """By name: the file lists the augmentations of a task in another order."""
         source, records = source_of(Dataset.open(Path(result["data"]["path"])), "val"), load_records(file)
-        tests = source.test_numbers(records.index)[:, 1].tolist()
+        tests = numbers_of(source, records.index)[:, 1].tolist()
         return dict(
             zip(zip(source.test_names(records.index), tests, strict=True), records.confidence[:, 1], strict=True)
         )

@@ -22,6 +22,7 @@ from tests.support.rounding import agree, limits, sayings
 
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 ort = pytest.importorskip("onnxruntime")
+onnx = pytest.importorskip("onnx")
 
 DOC = ROOT / "docs" / "onnx.md"
 TASKS = 3
@@ -151,10 +152,42 @@ def test_mistakes_get_one_line(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("int8", [False, True], ids=["float32", "int8"])
+def test_a_model_of_asked_steps_goes_on_to_what_is_asked_for(int8: bool, tmp_path: Path) -> None:
+    """One generation a step, by the rules; the puzzle is read at the first step alone. In 8 bits too."""
+    graph = tmp_path / "life.onnx"
+    assert main(["export", "life-8x8", "--onnx", str(graph), *(["--int8"] if int8 else [])]) == 0
+    session = ort.InferenceSession(str(graph))
+    about = json.loads(session.get_modelmeta().custom_metadata_map["ponder"])
+    assert about == json.loads(graph.with_name("life.onnx.json").read_text(encoding="utf-8"))
+    assert about["products"] == ("int8" if int8 else "float32")
+    kinds = {node.op_type for node in onnx.load(graph).graph.node}
+    assert bool(kinds & {"MatMulInteger", "DynamicQuantizeMatMul"}) == int8
+    assert str(ROOT).encode() not in graph.read_bytes()  # the exporter notes whose source each node is
+    domain = Solver("life-8x8").domain
+    inputs = domain.sample(2, 6)[0]
+    inputs[:, -2:] = [[5, 5 + asked] for asked in (1, 2, 3, 5, 8, 9)]
+    wanted = domain.path(inputs, 10)
+    states = {
+        name: np.tile(np.float32(start), (6, about["inputs"][name]["shape"][1], 1))
+        for name, start in about["initial"].items()
+    }
+    for step in range(10):
+        fed = {"tokens": inputs.astype(np.int64), "task_ids": np.zeros(6, dtype=np.int64)}
+        told = {"steps": np.full(6, step, dtype=np.int64)}
+        out = dict(zip(about["outputs"], session.run(None, {**fed, **told, **states}), strict=True))
+        states = {name: out[new] for name, new in about["carry"].items()}
+        cells = wanted[:, step] != 0
+        assert (out["logits"].argmax(axis=-1)[cells] == wanted[:, step][cells]).all()
+        assert out["over"].tolist() == [step + 1 >= asked for asked in (1, 2, 3, 5, 8, 9)]
+
+
 def test_a_dense_model_has_no_states_and_a_fixed_batch_is_fixed(tmp_path: Path) -> None:
     dense: dict[str, Any] = {"states": 0, "halting": "none", "max_steps": 1}
     config = random_config("sudoku-mini", **dense, bound=None, gate=False, post_norm=False)
-    about = export(random_folder(tmp_path / "model", config), tmp_path / "dense.onnx", batch=3)
+    folder = random_folder(tmp_path / "model", config)
+    assert export(folder, tmp_path / "any.onnx")["inputs"]["tokens"]["shape"] == ["batch", 16]
+    about = export(folder, tmp_path / "dense.onnx", batch=3)
     assert list(about["inputs"]) == ["tokens", "task_ids"] and list(about["outputs"]) == ["logits"]
     session = ort.InferenceSession(str(tmp_path / "dense.onnx"))
     assert [i.shape for i in session.get_inputs()] == [[3, 16], [3]]

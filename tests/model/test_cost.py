@@ -13,7 +13,7 @@ from ponder.config.resolve import model_preset
 from ponder.config.schema import ModelConfig
 from ponder.model import losses
 from ponder.model.cost import Cost, applications, cost
-from ponder.model.layers import inner_width
+from ponder.model.products import inner_width
 from ponder.model.reasoner import Reasoner
 
 MODELS = ("dense", "hrm", "trm", "trm-mlp", "urm", "urm-one-state", "ponder")
@@ -94,6 +94,8 @@ CHANGES: list[dict[str, Any]] = [
     {"l_horizon": 2, "h_horizon": 4},
     {"gate": False, "halting": "halt"},
     {"input_conv": True, "modules": "separate"},
+    {"modules": "separate", "high_layers": 3},
+    {"modules": "separate", "high_layers": 1, "gradient": "implicit", "neumann": 2},
     {"gradient": "implicit"},
     {"gradient": "implicit", "neumann": 3, "norm": "pre"},
     {"gradient": "implicit", "neumann": 2, "mixer": "mlp", "inner_multiple": 64, "positions": "none"},

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import ponder
 from ponder.config.schema import ModelConfig
 from ponder.model import losses
-from ponder.model.layers import SHORT, Layer, compile_blocks
+from ponder.model.attention import SHORT
+from ponder.model.layers import Layer, compile_blocks
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 from tests.support.models import PRESETS, TASKS, TOKENS, VOCAB, Batch, advance, batch, build, gradients, small
@@ -317,13 +318,13 @@ SOURCES = [
     *sorted((Path(ponder.__file__).parent / "model").glob("*.py")),
     *(Path(ponder.__file__).parent / name for name in ("base/rng.py",)),
 ]
-ALLOWED = {("layers.py", "cpu"), ("published.py", "cpu")}
-"""The attention kernel's choice, and reading a file into main memory."""
+ALLOWED = {("attention.py", "cpu"), ("products.py", "cpu"), ("published.py", "cpu")}
+"""The choice of a kernel for attention and for products, and reading a file into main memory."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
 def test_no_device_and_no_double_is_written_in_model_code(path: Path) -> None:
-    assert {p.name for p in SOURCES} >= {"layers.py", "recurrence.py", "reasoner.py", "published.py"}
+    assert {p.name for p in SOURCES} >= {"products.py", "attention.py", "recurrence.py", "reasoner.py", "published.py"}
     devices = ("cpu", "cuda", "mps", "xpu", "hip")
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -334,9 +335,11 @@ def test_no_device_and_no_double_is_written_in_model_code(path: Path) -> None:
             assert node.attr not in forbidden, f"{path}:{node.lineno} uses .{node.attr}"
 
 
-def test_a_device_is_compared_with_and_never_made() -> None:
+@pytest.mark.parametrize("name", ["attention.py", "products.py"])
+def test_a_device_is_compared_with_and_never_made(name: str) -> None:
     """`x.device.type == "cpu"` chooses a kernel; nothing is put anywhere."""
-    tree = ast.parse(SOURCES[[p.name for p in SOURCES].index("layers.py")].read_text(encoding="utf-8"))
+    tree = ast.parse(next(p for p in SOURCES if p.name == name).read_text(encoding="utf-8"))
     compared = {id(c) for node in ast.walk(tree) if isinstance(node, ast.Compare) for c in node.comparators}
     literals = [n for n in ast.walk(tree) if isinstance(n, ast.Constant) and n.value == "cpu"]
+    assert literals
     assert all(id(node) in compared for node in literals)

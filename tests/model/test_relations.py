@@ -14,8 +14,9 @@ from ponder.base.geometry import Geometry, Relation
 from ponder.config.schema import ModelConfig, parse
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.model import cost
-from ponder.model.layers import Relations, SwiGLU
+from ponder.model.products import SwiGLU
 from ponder.model.reasoner import Reasoner
+from ponder.model.relations import Relations
 
 BOARD: dict[str, Any] = {
     "states": 1,

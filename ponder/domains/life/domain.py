@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from math import ceil
 from typing import Any, ClassVar
 
 import numpy as np
@@ -257,7 +258,8 @@ class Life(Domain):
         p = self.params
         side = f"{p.min_side} to {p.max_side}" if p.min_side < p.max_side else str(p.max_side)
         edges = "cells outside are dead" if p.boundary == "dead" else "opposite edges touch"
-        return f"boards of {side} rows and {side} columns ({edges}), trained on up to {p.max_steps} steps"
+        trained = ceil(p.max_steps * p.horizon)
+        return f"boards of {side} rows and {side} columns ({edges}), trained on up to {trained} steps"
 
     def read_call(self, arguments: Mapping[str, Any]) -> Json:
         rows = cells_of(arguments["board"], "the board", MENDED)

@@ -28,7 +28,7 @@ from ponder.domains.contract import (
 )
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
 from ponder.domains.grid import GridDomain, fit_size, rows_schema, turned
-from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
+from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_csv_rows, train_and_test
 from ponder.domains.maze.generate import generate_chunk
 from ponder.domains.maze.paths import (
     Mazes,
@@ -43,9 +43,8 @@ from ponder.domains.maze.paths import (
 from ponder.domains.spelling import cells_of
 
 REPO, REVISION = "sapientinc/maze-30x30-hard-1k", "549754de3d67eebe57b6b22c7d226b9412d55b07"
-COLUMNS = ("source", "question", "answer", "rating")
 WALL, FREE, START, GOAL, PATH = range(1, 6)
-SPLITS, SAMPLE, CARVE = range(3)
+SPLITS, SAMPLE, CARVE, EASE = range(4)
 """What random numbers are for."""
 HOPELESS = 1000, 0.002
 """Give up when, after so many tries, less than this share of the last ones gave a new maze."""
@@ -103,6 +102,9 @@ class MazeParams(Params):
     )
     unique: bool = Field(
         default=True, description="generated mazes have exactly one shortest path; off: one or several"
+    )
+    eased: float = Field(
+        default=0.0, ge=0, le=1, description="share of the generated training mazes that start anywhere on their path"
     )
     min_path: int = Field(default=111, ge=1, description="fewest steps from start to goal in generated mazes")
 
@@ -165,6 +167,7 @@ class Maze(GridDomain):
                 split: {"inputs": inputs[end - count : end], "labels": labels[end - count : end]}
                 for (split, count), end in zip(counts.items(), ends, strict=True)
             }
+            self._ease(built["train"], seed)
         else:
             built = self._from_csvs(seed, workers, progress)
         return {split: built[split] for split in self.splits}
@@ -203,15 +206,24 @@ class Maze(GridDomain):
         inputs = np.stack(list(islice(found.values(), count)))
         return inputs, self._labels(inputs)
 
+    def _ease(self, train: Arrays, seed: int) -> None:
+        """Moves the start of a share of the training mazes along the path, by any number of steps; what is left of a
+        shortest path is one. The mazes to be judged on stay as they are."""
+        rng = rng_for(seed, EASE)
+        chosen = np.flatnonzero(rng.random(len(train["inputs"])) < self.params.eased)
+        mazes = self._mazes(train["inputs"][chosen])
+        to_goal = flood(mazes, mazes.goal).steps
+        paths = shortest_paths(mazes, to_goal)
+        moved = rng.integers((paths >= 0).sum(1) - 1)
+        start = paths[np.arange(len(paths)), moved]
+        train["inputs"][chosen] = self._tokens(Mazes(mazes.free, start, mazes.goal, mazes.stride))
+        train["labels"][chosen] = self._labels(train["inputs"][chosen])
+
     def _from_csvs(self, seed: int, workers: int, progress: Progress) -> dict[str, Arrays]:
         p = self.params
-        names = ["train.csv", "test.csv"]
-        folder = Path(p.folder or "")
-        paths = hub_csvs(REPO, REVISION, names) if p.source == "hub" else {name: folder / name for name in names}
-        test, rest = (self._read(paths[name], progress) for name in ("test.csv", "train.csv"))
-        keys = self._keys(rest["inputs"])
-        once = np.zeros(len(keys), dtype=np.bool_)
-        once[np.unique(puzzle_keys(rest["inputs"]), return_index=True)[1]] = True
+        train_file, test_file = train_and_test(p.source, p.folder, REPO, REVISION)
+        test, rest = self._read(test_file, progress), self._read(train_file, progress)
+        keys, once = self._keys(rest["inputs"]), first_of_each(puzzle_keys(rest["inputs"]))
         index = rng_for(seed, CARVE).permutation(np.flatnonzero(once & ~np.isin(keys, self._keys(test["inputs"]))))
         carved = p.val if p.val_from == "train" else 0
         val, train = index[:carved], index[carved:]
@@ -219,7 +231,7 @@ class Maze(GridDomain):
         train = train[~np.isin(keys[train], keys[val])]
         if not len(train):
             raise UserError(
-                f"{paths['train.csv']} has {len(index)} different mazes that are not in test.csv, too few to carve "
+                f"{train_file} has {len(index)} different mazes that are not in test.csv, too few to carve "
                 f"{carved} for val; set a smaller val"
             )
         if p.subsample is not None and p.subsample > len(train):

@@ -28,7 +28,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.grid import GridDomain, row_wording, rows_schema
-from ponder.domains.hub import hub_csvs, puzzle_keys, read_csv_rows
+from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_csv_rows, train_and_test
 from ponder.domains.sudoku.generate import (
     BOXES,
     EMPTY,
@@ -43,7 +43,6 @@ from ponder.domains.sudoku.generate import (
 )
 
 REPO, REVISION = "sapientinc/sudoku-extreme", "58942f96baeb572ca3127e2a9e9c70f330783d6b"
-COLUMNS = ("source", "question", "answer", "rating")
 CHUNK = {4: 500, 6: 200, 9: 50}
 """Puzzles of one piece of work, about a quarter of a second."""
 SPLITS, SAMPLE, CARVE, EASE = range(4)
@@ -194,19 +193,14 @@ class Sudoku(GridDomain):
 
     def _from_csvs(self, seed: int, progress: Progress) -> dict[str, Arrays]:
         p = self.params
-        names = ["train.csv", "test.csv"]
-        folder = Path(p.folder or "").expanduser()
-        paths = hub_csvs(REPO, REVISION, names) if p.source == "hub" else {name: folder / name for name in names}
-        test = self._read(paths["test.csv"], progress)
-        rest = self._read(paths["train.csv"], progress)
+        train_file, test_file = train_and_test(p.source, p.folder, REPO, REVISION)
+        test, rest = self._read(test_file, progress), self._read(train_file, progress)
         # The rest: every puzzle once, and none that is tested on.
         keys = puzzle_keys(rest["inputs"])
-        once = np.zeros(len(keys), dtype=bool)
-        once[np.unique(keys, return_index=True)[1]] = True
-        index = np.flatnonzero(once & ~np.isin(keys, puzzle_keys(test["inputs"])))
+        index = np.flatnonzero(first_of_each(keys) & ~np.isin(keys, puzzle_keys(test["inputs"])))
         if len(index) <= p.val:
             raise UserError(
-                f"{paths['train.csv']} has {len(index)} puzzles with rating {p.min_rating} or more, too few to carve "
+                f"{train_file} has {len(index)} puzzles with rating {p.min_rating} or more, too few to carve "
                 f"{p.val} for val; set a smaller val or min_rating"
             )
         index = rng_for(seed, CARVE).permutation(index)
@@ -274,9 +268,8 @@ class Sudoku(GridDomain):
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         return solve(self.size, inputs, limit)
 
-    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32]) -> Guided:
-        answer, guesses = guided(self.size, inputs, logits)
-        return Guided(answer, guesses, guided(self.size, inputs, None)[1])
+    def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32] | None) -> Guided:
+        return Guided(*guided(self.size, inputs, logits))
 
     # For language models --------------------------------------------------------------------------------------------
 

@@ -222,20 +222,6 @@ def rules(size: int) -> list[list[int]]:
     return [list(clause) for clause in sorted(clauses)]
 
 
-def sat_effort(size: int, inputs: Tokens, guess: Tokens | None) -> tuple[int, int]:
-    """Decisions and conflicts of the SAT solver until the first solution, by itself or with a guess as its phases."""
-    from pysat.solvers import Solver
-
-    clues = [[variable(size, cell, int(t))] for cell, t in enumerate(inputs) if t >= FIRST]
-    with Solver(name="cadical153", bootstrap_with=[*rules(size), *clues]) as solver:
-        if guess is not None:
-            true = {variable(size, cell, int(t)) for cell, t in enumerate(guess) if FIRST <= t < FIRST + size}
-            solver.set_phases([v if v in true else -v for v in range(1, size**3 + 1)])
-        solver.solve()
-        effort = solver.accum_stats()
-        return effort["decisions"], effort["conflicts"]
-
-
 def solve(size: int, inputs: Tokens, limit: int) -> list[Tokens]:
     """Up to `limit` solutions, by a SAT solver."""
     from pysat.solvers import Solver  # not for everybody who asks which domains there are

@@ -1,6 +1,5 @@
 // The page: which model, which puzzle, and what became of it.
 
-import { Api } from "./api.js";
 import { Arithmetic } from "./arithmetic.js";
 import { draw } from "./chart.js";
 import { $, calm, count, h, Misfit, percent } from "./dom.js";
@@ -16,11 +15,13 @@ const titleOf = (domain) => VIEWS[domain]?.title ?? `${domain[0].toUpperCase()}$
 const words = (text) => viewOf(model).words?.(text) ?? text;
 const order = (domain) => [...Object.keys(VIEWS), domain].indexOf(domain);
 
-const api = new Api(askToken);
+// Who solves: the server that the page comes from, or, on a page of `ponder site`, the browser itself.
+const IN_BROWSER = document.documentElement.dataset.solver === "browser";
+const api = IN_BROWSER ? new (await import("./local.js")).Local() : new (await import("./api.js")).Api(askToken);
 let models = [];
 let model = null;
 let view = null;
-let answer = null; // the server's last word on the puzzle shown, once it is there
+let answer = null; // the last word on the puzzle shown, once it is there
 let running = null; // aborts the solution under way
 let shown = 0; // hard puzzles of this model that were put on the board
 let turn = 0; // counts what the user did: a random puzzle that comes after the next deed comes too late
@@ -96,10 +97,20 @@ function sentence(note) {
 function sayHalting() {
   const thoughts = player.frames.filter(({ kind }) => kind === "step");
   const last = thoughts.at(-1);
-  const why = last.valid ? "the checker accepted" : "the step budget was spent";
+  const spent = last.step === (Number($("steps").value) || model.budget);
+  const why = model.halting === "asked" && !spent ? "as many as the puzzle asks for" : last.valid ? "the checker accepted" : "the step budget was spent";
   const own = thoughts.find(({ confidence }) => confidence > 0.5);
   const alone = last.confidence === null ? "" : own ? ` On its own the model would have stopped after step ${own.step}.` : " On its own the model would not have stopped yet.";
   $("halting").textContent = `Halted after ${count(last.step, "step")}: ${why}.${alone}`;
+}
+
+// What the bars are, and when thinking halts.
+function sayBars() {
+  const sure = model.halting.startsWith("halt");
+  const height = sure ? ", as high as the model's confidence that its answer is right" : "";
+  const end = model.halting === "asked" ? "This model takes as many steps as the puzzle asks for." : "Thinking halts at the first accepted answer, or when its budget of steps is spent.";
+  $("legend").textContent = `A bar for each step${height}: green where the checker accepts it, grey where not. ${end}`;
+  $("strip").classList.toggle("even", !sure);
 }
 
 // Choosing -------------------------------------------------------------------------------------------------------------
@@ -128,8 +139,9 @@ function choose(chosen) {
   $("steps").max = model.budget;
   $("steps").value = "";
   $("steps").placeholder = model.budget;
+  sayBars();
   $("paste-hint").textContent = viewOf(model).hint;
-  view = new (viewOf(model))(model.params ?? {}, edited, model.board);
+  view = new (viewOf(model))(model.params ?? {}, edited, model.board, model.card?.accuracy);
   $("view").replaceChildren(view.element);
   draw($("chart"), model, null, words);
   for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;
@@ -235,7 +247,7 @@ async function solve() {
   remember();
   const mine = (running = new AbortController());
   $("solve").textContent = "Stop";
-  say("busy", "Thinking…");
+  say("busy", api.loading ? "Loading the network…" : "Thinking…");
   $("verdict").scrollIntoView({ block: "nearest", behavior: calm() ? "auto" : "smooth" });
   const body = { model: model.name, puzzle: view.text, fallback: $("fallback").checked ? "exact" : null, steps: Number($("steps").value) || null, picture: view instanceof Plain };
   try {
@@ -291,7 +303,7 @@ async function follow() {
       sayError(error);
     }
   }
-  if (name !== null && wanted === undefined) say("error", `This server has no model “${name}”, which the link names.`);
+  if (name !== null && wanted === undefined) say("error", `There is no model “${name}” here, which the link names.`);
 }
 
 function listen() {

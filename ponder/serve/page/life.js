@@ -3,6 +3,7 @@
 
 import { count, h, Misfit } from "./dom.js";
 import { Grid, rowsOf } from "./grid.js";
+import { after } from "./rules/life.js";
 
 const ALIVE = "Oo1";
 const LIMIT = 99; // two digits in the puzzle's text
@@ -33,8 +34,10 @@ export class Life {
     return { rows: rows.map((row) => [...row].map((cell) => Number(ALIVE.includes(cell)))), steps: Number(number) };
   }
 
-  constructor(params, edited) {
+  constructor(params, edited, _board, accuracy) {
     this.params = params;
+    this.accuracy = accuracy ?? {};
+    this.beyond = h("p", { class: "hint", role: "status" });
     this.edited = edited;
     this.steps = h("input", { type: "number", id: "life-steps", min: 1, max: LIMIT, value: 1, inputmode: "numeric", oninput: () => this.#changed() });
     this.boards = h("div", { class: "boards" });
@@ -45,7 +48,7 @@ export class Life {
       );
       settings.push(h("span", { class: "sides" }, "Board ", this.sides[0], " × ", this.sides[1]));
     }
-    this.element = h("div", {}, this.boards, h("div", { class: "settings" }, ...settings));
+    this.element = h("div", {}, this.boards, h("div", { class: "settings" }, ...settings), this.beyond);
     this.clear();
   }
 
@@ -69,8 +72,9 @@ export class Life {
     this.given.flat().forEach((cell, i) => this.grid.paint(i, "", cell ? "alive" : "dead", cell ? "alive" : "dead"));
     const k = Number(this.steps.value) || 0;
     this.caption.textContent = `After ${count(k, "generation")}`;
+    this.beyond.textContent = this.#farther(k);
     const [now, then] = [answer?.board.flat(), before?.board.flat()];
-    const truth = refused ? this.#after(k).flat() : now;
+    const truth = refused ? after(this.given, k, this.params.boundary === "torus").flat() : now;
     let changes = 0;
     this.given.flat().forEach((_, i) => {
       const cell = now?.[i];
@@ -82,24 +86,6 @@ export class Life {
       this.after.paint(i, look === "odd" ? "?" : "", looks, `${look === "odd" ? "no cell" : look}${wrong ? ", wrong" : ""}`);
     });
     return changes;
-  }
-
-  // The board so many generations on, by the rules.
-  #after(generations) {
-    const [height, width] = [this.given.length, this.given[0].length];
-    const torus = this.params.boundary === "torus";
-    const at = (board, r, c) => (torus ? board[(r + height) % height][(c + width) % width] : (board[r]?.[c] ?? 0));
-    let board = this.given;
-    for (let k = 0; k < generations; k += 1) {
-      board = board.map((row, r) =>
-        row.map((cell, c) => {
-          let near = -cell;
-          for (const dr of [-1, 0, 1]) for (const dc of [-1, 0, 1]) near += at(board, r + dr, c + dc);
-          return Number(near === 3 || (near === 2 && cell === 1));
-        }),
-      );
-    }
-    return board;
   }
 
   #lay(rows) {
@@ -128,6 +114,20 @@ export class Life {
     this.given[r][c] = this.stroke;
     this.#changed();
     return true;
+  }
+
+  // Asked for more generations than it ever saw in training: that, and how it did when it was tested so.
+  #farther(k) {
+    const { max_steps: longest, horizon } = this.params;
+    const trained = Math.ceil(longest * horizon - 1e-9);
+    if (!(k > trained)) return "";
+    const tested = Object.entries(this.accuracy)
+      .map(([split, { valid, n }]) => ({ ahead: Number(/^plus_(\d+)$/.exec(split)?.[1]), valid, n }))
+      .filter(({ ahead, valid }) => ahead && valid)
+      .sort((a, b) => a.ahead - b.ahead);
+    const fit = tested.findLast(({ ahead }) => ahead <= k - trained) ?? tested[0];
+    const how = fit && ` ${count(fit.ahead, "generation")} beyond its training it was right on ${(100 * fit.valid.value).toFixed(1)}% of ${fit.n.toLocaleString("en")} test boards.`;
+    return `It was trained on ${count(trained, "generation")} at most.${how ?? ""}`;
   }
 
   #resize() {

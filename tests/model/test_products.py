@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from ponder.config.schema import ModelConfig
-from ponder.model import layers
-from ponder.model.layers import SwiGLU, Weight, product
+from ponder.model import products
+from ponder.model.products import SwiGLU, Weight, product
 
 SHAPES = [((3, 5), 7, 4), ((40,), 64, 192), ((2, 17), 256, 64), ((0, 5), 8, 4)]
 """Rows, inner and outer width of a product."""
@@ -50,7 +50,7 @@ def test_a_product_has_the_same_bits_with_and_without_a_graph_and_times_another(
 
 
 def test_only_float32_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    if layers.ONEDNN is None:
+    if products.ONEDNN is None:
         pytest.skip("this torch was built without oneDNN")
     weight = torch.randn(8, 8)
     assert Weight.pack(weight, 3).packed is not None
@@ -61,7 +61,7 @@ def test_only_float32_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> Non
     with FlopCounterMode(display=False) as counter:
         product(weight, Weight.pack(weight, 8))
     assert counter.get_total_flops() == 2 * 8**3
-    monkeypatch.setattr(layers, "ONEDNN", None)
+    monkeypatch.setattr(products, "ONEDNN", None)
     assert torch.equal(product(weight, Weight.pack(weight, 8)), F.linear(weight, weight))
 
 
@@ -83,7 +83,7 @@ def test_two_taps_are_the_convolution_and_its_gradients() -> None:
     assert conv is not None
     x = torch.randn(3, 5, conv.in_channels, dtype=torch.float64, requires_grad=True)
     into = (x, *conv.parameters())
-    plain, ours = layers._convolved(x, conv), layers._two_taps(x, conv)
+    plain, ours = products._convolved(x, conv), products._two_taps(x, conv)
     assert torch.allclose(plain, ours, rtol=1e-12)
     grad = torch.randn_like(plain)
     for a, b in zip(torch.autograd.grad(plain, into, grad), torch.autograd.grad(ours, into, grad), strict=True):
