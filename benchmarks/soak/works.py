@@ -286,4 +286,5 @@ def end_of_zoo(folder: Path) -> Any:
     read_zoo(folder)
     found = bytes_of(zoo_folders()[NAME])
     card = json.loads(found.pop(cards.CARD))
+    card.pop("fallback", None)  # milliseconds
     return found, {name: card.get(name) for name in (*cards.Card.model_fields, "title", "sha256", "files")}
