@@ -52,8 +52,16 @@ echo "\$ ponder study run ... --slurm $slurm --print"
 ponder "${study[@]}" --slurm $slurm --print | shown
 echo "\$ ponder study run ... --slurm $slurm"
 ponder "${study[@]}" --slurm $slurm | shown
+# Each job is told once, ten seconds after its start, what Slurm tells it before its time limit: on a fast machine it would be done by then.
+told=" "
 before=
 while squeue --noheader | grep -q .; do
+  for job in $(squeue --noheader --array --states=RUNNING --Format=JobArrayID:12); do
+    if [[ $told != *" $job "* ]]; then
+      told+="$job "
+      (sleep 10 && scancel --signal=USR2 "$job" 2> /dev/null) &
+    fi
+  done
   now=$(squeue --noheader --array --Format='JobArrayID:12,State:12,RestartCnt:4' | sort)
   [ "$now" = "$before" ] || printf '%s\n%s\n' "after $SECONDS s:" "$now"
   before=$now

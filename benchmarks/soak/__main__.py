@@ -5,6 +5,7 @@ import itertools
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -23,6 +24,8 @@ def campaign(place: Path, seed: int, seconds: float, kept: record.Record, say: C
     strike_for(made, place, seed, seconds * SHARES["faults"], kept, say)
     sound = fuzz.sound(place / "sound", place / "data", place / "trained")
     fuzz_for(sound, seed, seconds * SHARES["fuzz"], kept, say)
+    if find_spec("schemathesis") is not None:
+        kept.add_fuzz("HTTP by its description", clients.described(seconds * SHARES["fuzz"] / len(fuzz.KINDS), seed))
     if seconds * SHARES["load"] >= 5:
         kept.load.append(clients.load(200, seconds * SHARES["load"], seed))
 

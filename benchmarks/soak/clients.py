@@ -10,6 +10,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from benchmarks.serve import Server, serving
 from ponder.inference.solver import Solver
@@ -87,3 +88,31 @@ def load(clients: int, seconds: float, seed: int) -> dict[str, float]:
     second, last = (sorted(part)[len(part) // 2] for part in (sizes[quarter : 2 * quarter], sizes[-quarter:]))
     memory = {"megabytes after warm-up": round(second / 1e6, 1), "megabytes at the end": round(last / 1e6, 1)}
     return {"clients": clients, "seconds": round(seconds), **count, **memory}
+
+
+def described(seconds: float, seed: int) -> Counter[str]:
+    """Requests made from the server's own description of itself, by schemathesis where it is installed: how many were
+    tried and refused, and how many the server failed at."""
+    import hypothesis
+    import schemathesis
+
+    count, until = Counter[str](), time.monotonic() + seconds
+    every = list(hypothesis.HealthCheck)
+    with serving(MODEL, 16, 1) as server:
+        schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{server.port}/openapi.json")
+        made = [each.ok().as_strategy() for each in schema.get_all_operations()]
+        for turn in range(10**9):
+            if turn and time.monotonic() >= until:
+                return count
+
+            @hypothesis.seed(hash((seed, turn)))
+            @hypothesis.settings(max_examples=20, database=None, deadline=None, suppress_health_check=every)
+            @hypothesis.given(case=made[turn % len(made)])
+            def ask(case: Any) -> None:
+                status = case.call(timeout=60).status_code
+                count["tried"] += 1
+                count["refused"] += 400 <= status < 500
+                count["tracebacks"] += status == 500
+
+            ask()
+    return count

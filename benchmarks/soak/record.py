@@ -108,7 +108,8 @@ Blows that never fell are not counted. Those at system calls need strace.
 ## Fuzzed inputs
 
 Inputs of ours, broken at random, to everything that reads. Each is taken or refused in one line; a traceback, more than
-a line, a status of 500 or a minute without an answer is a failure.
+a line, a status of 500 or a minute without an answer is a failure. With schemathesis installed, requests are also made
+from the server's own description of itself.
 
 {fuzz}
 

@@ -3,9 +3,12 @@
 import json
 import os
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from safetensors.torch import load_file
 
 from benchmarks.soak.blows import CALLS, child, count_calls, on_change, strace, traced
 from ponder import checkpoint, data
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, resolve
@@ -21,6 +25,7 @@ from ponder.inference.weights import open_weights, zoo_folders
 from ponder.studies.run import BUSY, Assignment, attempt_cell
 from ponder.studies.spec import After, Cell
 from ponder.studies.store import Store
+from ponder.training import curves
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
@@ -68,12 +73,18 @@ class Work:
         def note(number: int, *_: object) -> None:
             counted.write_text(str(number), encoding="utf-8")
 
+        known, used = set(sys.modules), place / "modules"
+
         def work() -> None:
             on_change(first, note)
             self.do(first)
+            used.write_text("\n".join(name for name in sys.modules if name not in known), encoding="utf-8")
 
         ended = child(work)
         assert ended.code == 0, ended.said
+        for name in used.read_text(encoding="utf-8").splitlines():  # here, so that no other child has to
+            with suppress(Exception):
+                import_module(name)
         self.whole, self.changes = self.end(first), int(counted.read_text(encoding="utf-8"))
         if calls:
             second, trace = place / "traced", place / "trace"
@@ -124,7 +135,17 @@ def building() -> Work:
 # Training -------------------------------------------------------------------------------------------------------------
 
 
+def undraw() -> None:
+    """Leave out the curves in this process, whose drawing takes longer than all the rest: as much is written."""
+
+    def write(rows: object, path: Path, title: str) -> None:
+        files.write(path, title)
+
+    curves.draw_curves = write
+
+
 def train(folder: Path, data_dir: Path, limits: Limits | None = None) -> None:
+    undraw()
     train_in(config(), folder, data_dir, HERE, limits or Limits(), quiet=True)
 
 
@@ -162,6 +183,7 @@ def study(data_dir: Path) -> Work:
     """Two cells, one after the other, as workers run them."""
 
     def do(folder: Path) -> None:
+        undraw()
         store = store_in(folder)
         for cell in CELLS:
             work = Assignment((cell.label,), cell.scale, store, data_dir, "cpu")
@@ -176,6 +198,7 @@ def study(data_dir: Path) -> Work:
             store_in(folder).read(cell)
 
     def part(folder: Path, rng: random.Random) -> None:
+        undraw()
         store = store_in(folder)
         attempt_cell(CELLS[0], Assignment((CELLS[0].label,), "smoke", store, data_dir, "cpu"))
         train_in(CELLS[1].config, store.folder(CELLS[1].key), data_dir, HERE, Limits(updates=5), quiet=True)

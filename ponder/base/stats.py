@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import permutations
 from statistics import NormalDist
 from typing import Any
 
@@ -24,6 +25,10 @@ Z95 = 1.959963984540054
 LEVEL = 0.025
 """Of each side of a comparison, so that its interval is one of 95%."""
 POWER = 0.8
+DRAWS = 10_000
+"""Of a permutation test where there are more permutations."""
+SAMPLES = 2_000
+"""Of variants, for an interval."""
 MANY = 10_000
 """Degrees of freedom from which Student's t is taken as normal."""
 
@@ -46,10 +51,15 @@ class Estimate:
     """Degrees of freedom: of Student's t, or the two of F where this is the logarithm of a ratio of spreads."""
     pooled: int = 0
     """Variants whose residuals the error is pooled over; 0: its own two alone."""
+    chances: tuple[float, float] | None = None
+    """p-values of the claims that it lies above 0 and below 0, where a permutation test gives them."""
 
     def above(self, limit: float) -> float:
         """How likely a value like this, or a larger one, is if the truth is no more than `limit`: the p-value of the
         claim that it lies above."""
+        if self.chances is not None:
+            assert limit == 0
+            return self.chances[0]
         if isinstance(self.freedom, tuple):
             return 1 - f_share(math.exp(2 * (self.value - limit)), *self.freedom)
         if not self.error:
@@ -57,6 +67,9 @@ class Estimate:
         return t_tail((self.value - limit) / self.error, self.freedom)
 
     def below(self, limit: float) -> float:
+        if self.chances is not None:
+            assert limit == 0
+            return self.chances[1]
         if isinstance(self.freedom, tuple):
             return f_share(math.exp(2 * (self.value - limit)), *self.freedom)
         if not self.error:
@@ -241,6 +254,53 @@ def spread_ratio(a: Sequence[float], b: Sequence[float]) -> Estimate | None:
     d_a, d_b = len(a) - 1, len(b) - 1
     low, high = (0.5 * math.log(ratio / f_quantile(p, d_a, d_b)) for p in (0.975, 0.025))
     return Estimate(0.5 * math.log(ratio), min(len(a), len(b)), None, low, high, freedom=(d_a, d_b))
+
+
+# Ranks ----------------------------------------------------------------------------------------------------------------
+
+
+def rank_correlation(x: Sequence[Sequence[float]], y: Sequence[Sequence[float]]) -> Estimate | None:
+    """Spearman's correlation of two numbers, each [variants, seeds], over all of them; None with fewer than three
+    variants, or where one of the numbers is the same everywhere.
+
+    The trainings of a variant resemble each other and those of a seed share what the seed decides, so that they are no
+    independent points. Only whole variants are exchanged, therefore, each seed with the same seed: the p-values are the
+    shares of exchanges (all, or DRAWS and the one at hand) that correlate at least as much. The interval is that of
+    SAMPLES draws of whole variants with replacement."""
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    variants, seeds = a.shape
+    value = spearman(a, b)
+    if variants < 3 or math.isnan(value):
+        return None
+    generator = np.random.default_rng(0)
+    if math.factorial(variants) <= DRAWS:
+        exchanges = np.array(list(permutations(range(variants))))
+    else:
+        exchanges = generator.permuted(np.tile(np.arange(variants), (DRAWS + 1, 1)), axis=1)
+        exchanges[0] = range(variants)
+    # Centred ranks are multiples of a half, so that these sums are exact and equal ones count as equal.
+    together = _ranks(a) @ _ranks(b).T
+    sums = together[np.arange(variants), exchanges].sum(axis=1)
+    here = np.trace(together)
+    chances = float((sums >= here).mean()), float((sums <= here).mean())
+    samples = generator.integers(variants, size=(SAMPLES, variants))
+    low, high = np.nanquantile([spearman(a[some], b[some]) for some in samples], (LEVEL, 1 - LEVEL)).tolist()
+    return Estimate(value, seeds, None, low, high, chances=chances)
+
+
+def spearman(a: Floats, b: Floats) -> float:
+    """Not a number where one of them is the same everywhere."""
+    p, q = _ranks(a), _ranks(b)
+    size = math.sqrt(float((p**2).sum() * (q**2).sum()))
+    return float((p * q).sum()) / size if size else math.nan
+
+
+def _ranks(values: Floats) -> Floats:
+    """Less their mean; equal values share the mean of their places."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    mean_place = np.cumsum(count) - (count - 1) / 2
+    out: Floats = mean_place[place].reshape(values.shape) - (values.size + 1) / 2
+    return out
 
 
 # Quantiles, without scipy ---------------------------------------------------------------------------------------------

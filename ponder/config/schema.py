@@ -216,6 +216,9 @@ class EvalConfig(Frozen):
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
 
 
+Select = Literal["checker", "confidence", "first-halt", "residual", "energy"]
+
+
 @dataclass(frozen=True)
 class SearchPlan:
     """How to search: `restarts` trajectories of each puzzle, for at most `steps` steps each."""
@@ -224,7 +227,7 @@ class SearchPlan:
     steps: int
     noise: float
     seed: int = 0
-    select: Literal["checker", "confidence", "first-halt", "residual", "energy"] = "checker"
+    select: Select = "checker"
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("steps", self.steps)):

@@ -29,9 +29,9 @@ SIZES = {"order": 4.8}
 class Panel(Frozen):
     """One panel of a study's figure."""
 
-    kind: Literal["bars", "order", "spread", "factor", "training", "depth", "policies"]
+    kind: Literal["bars", "order", "spread", "factor", "training", "depth", "policies", "scatter"]
     columns: tuple[str, ...] = ()
-    """bars, spread: the table's columns side by side."""
+    """bars, spread: the table's columns side by side; scatter: the one along the axis, and the one up."""
     column: str = ""
     """order, factor: the table's column."""
     x: str = "update"
@@ -57,6 +57,8 @@ def panels_of(name: str, declared: Sequence[Mapping[str, Any]], columns: Mapping
     for column in (c for panel in panels for c in (*panel.columns, panel.column) if c):
         if column not in columns:
             raise unknown(f"column in the figure of {name}", column, columns)
+    if any(panel.kind == "scatter" and len(panel.columns) != 2 for panel in panels):
+        raise UserError(f"study {name}, figure: a scatter has two columns, the one along the axis and the one up")
     for score in (s for panel in panels for s in (*panel.scores, panel.score) if s):
         score_of(score)
     shown = {"": "", **columns}
@@ -342,6 +344,25 @@ def _policies(
     _legend(axis, below=True)
 
 
+def _scatter(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
+    """Two columns against each other: a point for each training, a colour and a marker for each variant."""
+    columns = {e.column: e.of for e in found}
+    of = [columns[c] for c in panel.columns if c in columns]
+    for number, variant in enumerate(results.study.variants if len(of) == 2 else ()):
+        x, y = (results.readings(variant, each) for each in of)
+        points = [
+            [side[s].value * (100 if q.percent else 1) for s in x if s in y] for side, q in ((x, of[0]), (y, of[1]))
+        ]
+        if points[0]:
+            style = {**_style(number), "marker": MARKERS[number // len(COLOURS)], "linestyle": "none"}
+            axis.plot(*points, label=titles.get(variant, variant), **style)
+    if panel.log:
+        axis.set_xscale("log")
+    axis.set(**dict(zip(("xlabel", "ylabel"), panel.columns, strict=True)))
+    axis.set_title("a point for each training", fontsize=SMALL + 1)
+    _legend(axis, below=True)
+
+
 def _legend(axis: Any, below: bool = False) -> None:
     """`below`: under the axis, where it hides no bar."""
     lines = len(axis.get_legend_handles_labels()[0])
@@ -361,4 +382,5 @@ DRAWERS = {
     "training": _training,
     "depth": _depth,
     "policies": _policies,
+    "scatter": _scatter,
 }

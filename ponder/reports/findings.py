@@ -17,7 +17,7 @@ from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen, parse
-from ponder.reports.values import Place, Quantity, StudyResults, score_of
+from ponder.reports.values import SEARCH, Place, Quantity, StudyResults, Way, score_of
 from ponder.studies.spec import Form, Study, form
 
 CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not testable", "not run yet"
@@ -48,6 +48,9 @@ class Test(Frozen):
     """At the end of each training, or at the smallest common total of this."""
     spread: bool = False
     """Compare the standard deviations over seeds instead of the means."""
+    rank: bool = False
+    """Whether, over the trainings of all variants, `a` goes up (greater) or down (less) with `b`: the sign of
+    Spearman's correlation."""
 
 
 class Finding(Frozen):
@@ -149,6 +152,8 @@ def _compared(test: Test, results: StudyResults) -> Iterator[Compared]:
 def pairs_of(test: Test, study: Study) -> list[tuple[tuple[str, Quantity], tuple[str, Quantity]]]:
     """What is compared with what, checked. Where it is a number, both sides are the first."""
     first = _side(test.a, test, study)
+    if test.rank and (test.is_ == "within" or test.margin or test.than is not None or test.at != "end" or test.spread):
+        raise UserError(f"study {study.name}: a finding with `rank` is greater or less, and takes no other rule")
     if test.than is not None:
         return [(first, first)]
     return [(first, _side(b, test, study)) for b in (test.b if isinstance(test.b, tuple) else (test.b,))]
@@ -177,6 +182,8 @@ def _side(side: Side, test: Test, study: Study) -> tuple[str, Quantity]:
 def _compare(
     test: Test, results: StudyResults, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity
 ) -> Compared:
+    if test.rank:
+        return _correlated(test, results, of_a, of_b)
     clock = None
     if test.at != "end":
         clock = results.clock("update" if test.at == "updates" else "seconds", [variant_a, variant_b], of_a)
@@ -209,6 +216,23 @@ def _compare(
     final = clock is None and test.than is None
     same = test.is_ == "within"
     return Compared(words, found, decision, same, unit, needed, missing, sides if final else None)
+
+
+def _correlated(test: Test, results: StudyResults, of_a: Quantity, of_b: Quantity) -> Compared:
+    task = results.task_of(of_a)
+    variants = results.variants(task)
+    needed = frozenset((task, variant, seed) for variant in variants for seed in results.seeds(task, variant))
+    missing = frozenset(place for place in needed if results.cells[place] is None)
+    found = results.correlate(of_a, of_b)
+    decision = decide(found, test.is_, 0.0)
+    if found is None and not missing:
+        decision = replace(decision, why="fewer than three variants have both, or all of them the same")
+    a, b = (
+        ", ".join(x for x, usual in zip(_described("", of, results), DEFAULTS, strict=True) if x != usual)
+        for of in (of_a, of_b)
+    )
+    words = f"rank correlation of {a} with {b}, over {len(variants)} variants"
+    return Compared(words, found, decision, False, "", needed, missing, None)
 
 
 def _against(results: StudyResults, variant: str, of: Quantity, number: float) -> Estimate | None:
@@ -261,6 +285,11 @@ def _words(test: Test, results: StudyResults, variant_a: str, of_a: Quantity, va
     return f"{what} ({', '.join(shared)})" if shared else what
 
 
+FIELDS = {
+    "grad_norm": "mean gradient norm",
+    "residual": "residual at the training budget",
+    "stretch": "stretch at the training budget",
+}
 DEFAULTS = ("", "", "", "last checkpoint", "EMA weights", "at the training budget")
 
 
@@ -272,12 +301,18 @@ def _described(variant: str, of: Quantity, results: StudyResults) -> list[str]:
         "best_full": "at the most confident step",
         "halting": "at its own halting",
     }
+
+    def words(way: Way) -> str:
+        if isinstance(way, str) and way.startswith(SEARCH):
+            return "{} by {}, {}".format(*way.split())
+        return ways.get(str(way), f"at step {way}")
+
     metric = of.metric or (score_of(of.score).metric if of.score else "")
     return [
-        (results.study.variants[variant].title or variant) if len(results.study.variants) > 1 else "",
-        of.score or str(of.field).replace("grad_norm", "mean gradient norm"),
+        (results.study.variants[variant].title or variant) if variant and len(results.study.variants) > 1 else "",
+        of.score or FIELDS.get(str(of.field), str(of.field)),
         "" if metric.startswith("pass") else metric,
         f"{of.checkpoint} checkpoint",
         "EMA weights" if of.weights == "ema" else "online weights",
-        ways.get(str(of.way), f"at step {of.way}"),
+        words(of.way) if of.minus is None else f"{words(of.way)} less {words(of.minus)}",
     ]

@@ -5,25 +5,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field
 
 from ponder.base import stats
-from ponder.base.errors import unknown
+from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate, Pool
-from ponder.config.schema import Frozen, parse
+from ponder.config.schema import Frozen, Select, parse
 from ponder.reports.llms import LlmResult
 from ponder.studies.fixed import FixedAnswers
 from ponder.studies.result import CellResult, CurvePoint, Metric
-from ponder.studies.spec import OWN, Study, WeightSet, shared
+from ponder.studies.spec import OWN, SEARCHES, Study, WeightSet, shared
 from ponder.studies.store import unpack
 
 SCORES = "_scores.yaml"
 Place = tuple[str, str, int]
 """Task, variant, seed: where a training stands in its study."""
 Bits = npt.NDArray[np.bool_]
+SEARCH = "search "
+_SPLITS = "|".join(f"{restarts}x{depth}" for restarts, depth in SEARCHES)
+Searched = Annotated[str, Field(pattern=f"^{SEARCH}({'|'.join(get_args(Select))}) ({_SPLITS})$")]
+"""`search residual 4x1`: the rule, the restarts, and the depth of each in ACT budgets."""
+Way = Literal["budget", "end", "best_step", "best_full", "halting"] | int | Searched
+"""Where the last checkpoint's answer is taken: a number is that forced ACT step, end the last one measured."""
 
 
 class Score(Frozen):
@@ -41,8 +48,9 @@ class Quantity(Frozen):
 
     label: str = ""
     score: str | None = None
-    field: Literal["grad_norm", "seconds", "updates", "parameters"] | None = None
-    """A quantity of a whole cell, which is no share of examples."""
+    field: Literal["grad_norm", "seconds", "updates", "parameters", "residual", "stretch", "settled"] | None = None
+    """A quantity of a whole cell, which is no share of examples. Of the last three, which `after.trace` measures: that
+    of the step which reaches the training budget, the median over examples or their share."""
     task: str | None = None
     """Whose cell a field is of; without it, the study's only or first task's."""
     metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] | None = None
@@ -51,10 +59,12 @@ class Quantity(Frozen):
     """last: measured after training, on more examples; the others are evaluations while training. chosen: on val; peak:
     on the score itself, so optimistic; end_of_curve: the last of them."""
     weights: Literal["ema", "online"] = "ema"
-    way: Literal["budget", "end", "best_step", "best_full", "halting"] | int = "budget"
-    """Where the last checkpoint's answer is taken: a number is that forced ACT step, end the last one measured."""
+    way: Way = "budget"
+    minus: Way | None = None
+    """The gain over the answer that is taken this way, instead of the value."""
     show: Literal["value", "update", "step"] = "value"
-    """Instead of the value: the update the checkpoint was made at, or the ACT step that was best."""
+    """Instead of the value: the update the checkpoint was made at, or the ACT step that was best, or of a search the
+    ACT steps of all restarts."""
 
     @property
     def percent(self) -> bool:
@@ -107,6 +117,10 @@ def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Va
     """The quantity, or None where this cell does not have it."""
     if wanted.field is not None:
         return _field(stored, wanted.field)
+    if wanted.minus is not None:
+        ways = (wanted.model_copy(update={"way": way, "minus": None}) for way in (wanted.way, wanted.minus))
+        first, second = (read(stored, each, clock) for each in ways)
+        return None if first is None or second is None else Value(first.value - second.value)
     assert wanted.score is not None
     score = score_of(wanted.score)
     metric = wanted.metric or score.metric
@@ -121,7 +135,13 @@ def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Va
     return _from_curve(stored, score, metric, wanted)
 
 
-def _field(stored: CellResult, field: str) -> Value:
+def _field(stored: CellResult, field: str) -> Value | None:
+    if field in ("residual", "stretch", "settled"):
+        trace = stored.after.trace
+        if trace is None:
+            return None
+        settled = trace.table["settled_right"] + trace.table["settled_wrong"]
+        return Value(settled / trace.n if field == "settled" else getattr(trace, field)[-1].median)
     values = {
         "grad_norm": stored.summary.mean_grad_norm,
         "seconds": stored.seconds,
@@ -144,6 +164,8 @@ def _passes(stored: CellResult, split: str, metric: str, wanted: Quantity) -> Va
 def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
     """From the measurement after training, which has every forced step and the single examples."""
     after = stored.after
+    if isinstance(wanted.way, str) and wanted.way.startswith(SEARCH):
+        return _searched(stored, score, metric, wanted)
     parts = [part for split in score.splits if (part := after.profile(wanted.weights, split)) is not None]
     if len(parts) < len(score.splits):
         return None
@@ -171,6 +193,19 @@ def _measured(stored: CellResult, score: Score, metric: Metric, wanted: Quantity
     examples = tuple(f"{stored.data_hash} {split}" for split in score.splits)
     n = min(part.n for part in parts)
     return Value(value, n if wanted.show == "value" else None, len(parts), bits, examples)
+
+
+def _searched(stored: CellResult, score: Score, metric: Metric, wanted: Quantity) -> Value | None:
+    """What a search found, of which only valid answers are kept."""
+    found, name = stored.after.search, str(wanted.way).removeprefix(SEARCH)
+    point = next((each for each in found.results if each.policy == name), None) if found else None
+    kept = metric == "valid" or (metric == "exact" and score.unique)
+    if found is None or point is None or not kept or (found.split,) != score.splits or wanted.weights != "ema":
+        return None
+    if wanted.show != "value":
+        return Value(point.mean_steps) if wanted.show == "step" else None
+    bits = None if point.bits is None else (unpack(point.bits, found.n),)
+    return Value(point.valid.value, found.n, 1, bits, (f"{stored.data_hash} {found.split}",))
 
 
 def _bits(parts: Sequence[tuple[Any, int]], metric: Metric) -> tuple[Bits, ...] | None:
@@ -278,6 +313,8 @@ class StudyResults:
         found = self.fixed.get(score.task) if score else None
         if score is None or found is None or metric not in ("exact", "valid") or not wanted.percent:
             return None
+        if wanted.minus is not None:
+            return None
         parts = [found.splits[split] for split in score.splits]
         mean = float(np.mean([getattr(part, metric) for part in parts]))
         return Estimate(mean, 0, None, None, None, min(part.n for part in parts))
@@ -298,6 +335,20 @@ class StudyResults:
         if first == second:
             return stats.within([[x[s].value - y[s].value for s in seeds] for x, y in full])
         return stats.blocks([[x[s].value for s in seeds] for x, _ in full]) if of_a == of_b else None
+
+    def correlate(self, x: Quantity, y: Quantity) -> Estimate | None:
+        """Spearman's correlation over the trainings of all variants, with the seeds that all of them have."""
+        task = self.task_of(x)
+        if self.task_of(y) != task:
+            raise UserError(f"study {self.study.name}: {task} and {self.task_of(y)} have no trainings in common")
+        every = [(self.readings(v, x), self.readings(v, y)) for v in self.variants(task)]
+        seeds = [s for s in (every[0][0] if every else ()) if all(s in a and s in b for a, b in every)]
+        sides = ([[pair[side][s].value for s in seeds] for pair in every] for side in (0, 1))
+        return stats.rank_correlation(*sides) if seeds else None
+
+    def variants(self, task: str) -> list[str]:
+        """Those that are trained on it."""
+        return [variant for variant in self.study.variants if self.seeds(task, variant)]
 
     def clock(self, axis: Literal["seconds", "update"], variants: Iterable[str], wanted: Quantity) -> Clock | None:
         """The smallest common total: what every finished training of these variants has reached."""

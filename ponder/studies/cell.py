@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -14,20 +14,23 @@ from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
+from ponder.config.schema import SearchPlan, Select
 from ponder.data import Dataset
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.evaluation import compare as policy
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.arc import measure as evaluate_split
-from ponder.evaluation.records import Records, Settings
-from ponder.evaluation.schema import MEASURES
-from ponder.evaluation.subject import open_data, settings_for, subject
+from ponder.evaluation.records import Judge, Records, Settings
+from ponder.evaluation.schema import MEASURES, Share
+from ponder.evaluation.subject import Subject, open_data, settings_for, subject
+from ponder.evaluation.trace import TracePlan, trace
+from ponder.inference.search import default_noise, search
 from ponder.inference.weights import open_weights
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 from ponder.studies import fixed
 from ponder.studies.result import CellResult
-from ponder.studies.spec import After, Cell
+from ponder.studies.spec import SEARCHES, After, Cell
 from ponder.studies.store import Store, pack
 from ponder.training import runs
 from ponder.training.log import TIMING, read_log, summary
@@ -37,6 +40,8 @@ from ponder.training.trackers import Group
 POINTS = 60
 """The training log is thinned to at most so many rows."""
 DIGITS = 6
+TRACED = 32
+"""Examples that are looked into: a Jacobian takes a dozen passes."""
 
 
 def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Limits, quiet: bool = True) -> bool:
@@ -70,7 +75,7 @@ def together(wanted: Sequence[After], budget: int) -> After:
     return After(
         steps=max(each.steps or budget for each in wanted),
         weights=tuple(dict.fromkeys(name for each in wanted for name in each.weights)),
-        policies=any(each.policies for each in wanted),
+        **{name: any(getattr(each, name) for each in wanted) for name in ("policies", "search", "trace")},
     )
 
 
@@ -135,7 +140,7 @@ def rounded(value: Any) -> Any:
 
 
 def measure(config: Config, after: After, examples: int, folder: Path, data_dir: Path, here: Runtime) -> dict[str, Any]:
-    """The forced depth profile of each set of weights, and the halting policies."""
+    """The forced depth profile of each set of weights, and of the averaged ones what else is asked for."""
     budget = config.model.max_steps
     steps = max(after.steps or budget, budget)
     out: dict[str, Any] = {"steps": steps, "budget": budget, "examples": examples}
@@ -149,8 +154,17 @@ def measure(config: Config, after: After, examples: int, folder: Path, data_dir:
         names = [split for split in dataset.counts if split != "train"]
         splits = {split: profile(opened.model, dataset, split, how, here) for split in names}
         out[weights] = {"update": opened.update, "splits": rounded(splits)}
-    if after.policies and here.main:
-        out["policies"] = rounded(_policies(config, last, examples, dataset, here))
+    if here.main and (after.policies or after.search or after.trace):
+        precision = runtime.precision_for(config.train.precision, here.device)
+        opened = open_weights(last, "ema", here.device)
+        what = subject(opened, dataset, None, examples, precision)
+        if after.policies:
+            out["policies"] = rounded(_policies(what))
+        if after.search:
+            out["search"] = rounded(searches(what))
+        if after.trace:
+            few = subject(opened, dataset, None, min(TRACED, examples), precision)
+            out["trace"] = trace(few, TracePlan(budget)).as_data()
     return out
 
 
@@ -191,13 +205,26 @@ def _halting(records: Records) -> dict[str, float]:
     return {**_answered(records, "halting"), "mean_step": mean_step}
 
 
-def _policies(config: Config, last: Path, examples: int, dataset: Dataset, here: Runtime) -> dict[str, Any]:
-    opened = open_weights(last, "ema", here.device)
-    precision = runtime.precision_for(config.train.precision, here.device)
-    what = subject(opened, dataset, None, examples, precision)
+def _policies(what: Subject) -> dict[str, Any]:
     compared = policy.compare_policies(what)
     results = [result.as_data() for result in compared.results]
     return {"split": what.split, "n": len(what.index), "budget": compared.budget, "results": results}
+
+
+def searches(what: Subject) -> dict[str, Any]:
+    """Every rule with every split of the compute, on the same examples; `mean_steps` are those of all restarts."""
+    model, batch, n = what.model, what.batch, len(what.index)
+    budget, judge = model.config.max_steps, Judge(what.domain, batch.inputs, batch.labels)
+    results = []
+    for rule in get_args(Select):
+        for restarts, depth in SEARCHES:
+            plan = SearchPlan(restarts, depth * budget, default_noise(model), select=rule)
+            found = search(model, what.domain, batch.inputs, plan, batch.task_ids, what.index, precision=what.precision)
+            valid = judge(found.answers)[1]
+            share = Share.of(valid.mean(), n).as_data()
+            point = {"policy": f"{rule} {restarts}x{depth}", "mean_steps": float(found.compute.mean())}
+            results.append({**point, "valid": share, "bits": pack(valid)})
+    return {"split": what.split, "n": n, "budget": budget, "results": results}
 
 
 def one_training(cells: Sequence[Cell]) -> Cell:

@@ -140,8 +140,12 @@ class PolicyPoint(Kept):
     model_config = ConfigDict(extra="allow")
 
     policy: str
+    """Of a search its rule and split: `residual 4x1`."""
     mean_steps: float
+    """Of a search those of all restarts."""
     valid: KeptShare
+    bits: str | None = None
+    """Which examples were valid, packed; of searches."""
 
 
 class PolicyPoints(Kept):
@@ -149,6 +153,28 @@ class PolicyPoints(Kept):
     n: int
     budget: int
     results: list[PolicyPoint]
+
+
+class Spread(Kept):
+    """Of one number of each example: the tenth, the middle and the ninth of ten."""
+
+    low: float
+    median: float
+    high: float
+
+
+class Traced(Kept):
+    """What `ponder trace` saw up to the training budget, step by step."""
+
+    split: str
+    n: int
+    settled: float
+    """The residual below which an example counts as settled."""
+    right: list[float]
+    residual: list[Spread]
+    stretch: list[Spread]
+    table: dict[str, int]
+    """settled_right, settled_wrong, moving_right, moving_wrong -> examples, after the last step."""
 
 
 class Measured(Kept):
@@ -160,6 +186,8 @@ class Measured(Kept):
     ema: Profiles | None = None
     online: Profiles | None = None
     policies: PolicyPoints | None = None
+    search: PolicyPoints | None = None
+    trace: Traced | None = None
 
     def profile(self, weights: WeightSet, split: str) -> Profile | None:
         profiles = self.ema if weights == "ema" else self.online
@@ -173,14 +201,15 @@ class Measured(Kept):
             self.steps >= (asked.steps or self.budget)
             and self.examples >= cell.examples
             and weights <= {*there.weights}
-            and there.policies >= asked.policies
+            and all(getattr(there, name) >= getattr(asked, name) for name in ("policies", "search", "trace"))
         )
 
     def asked(self) -> After:
         """What was asked for when this was measured."""
         weights: list[WeightSet] = ["ema"] if self.ema is not None else []
         weights += ["online"] if self.online is not None else []
-        return After(steps=self.steps, weights=tuple(weights), policies=self.policies is not None)
+        more = {name: getattr(self, name) is not None for name in ("policies", "search", "trace")}
+        return After(steps=self.steps, weights=tuple(weights), **more)
 
 
 class CellResult(Kept):

@@ -1,7 +1,10 @@
 """The same cells on a Slurm cluster, through submitit: a job for each cell or a few short ones, one rank per GPU."""
 
 import re
+import shlex
+import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -33,8 +36,12 @@ OURS = ("cluster", "pack")
 NUMBERS = ("time", "array", "gpus", "cpus", "mem", "nodes", "pack")
 REQUEUES = 10_000
 NOTICE = 90
-"""Seconds before its time limit that a job is told, but no more than a quarter of the limit: a process that is told
-before it listens, in its first seconds, dies of it and is not queued again."""
+"""Seconds before its time limit that a job is told, but no more than a quarter of the limit."""
+DEAF = (
+    "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2]); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+"""Starts Python so that being told waits until it listens (`SlurmCell`): it would die of it, and not be queued anew."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class SlurmCell:
         from submitit import JobEnvironment
         from submitit.helpers import TorchDistributedEnvironment
 
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR2])
         if JobEnvironment().num_tasks > 1:
             TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
         codes = [attempt(each) for each in self.work]
@@ -155,8 +163,8 @@ def _executor(wanted: Wanted, store: Store) -> "AutoExecutor":
         raise needs_extra("--slurm", "slurm") from None
     try:
         # submitit would give a job up after three time limits; ours go on from a checkpoint as often as it takes.
-        folder = store.runs / "slurm" / "%j"
-        executor = AutoExecutor(folder=folder, cluster=wanted.cluster, slurm_max_num_timeout=REQUEUES)
+        more = {"slurm_max_num_timeout": REQUEUES, "slurm_python": shlex.join([sys.executable, "-c", DEAF])}
+        executor = AutoExecutor(folder=store.runs / "slurm" / "%j", cluster=wanted.cluster, **more)
     except RuntimeError:
         raise UserError("no Slurm here (srun was not found): run this on a login node, or use --workers") from None
     notice = min(NOTICE, 15 * wanted.parameters.get("timeout_min", NOTICE))

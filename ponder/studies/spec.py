@@ -31,6 +31,8 @@ Form = Literal["mini", "paper"]
 Settings = dict[str, Any]
 """Dotted key -> value, as `--section.key value` of the command line."""
 WeightSet = Literal["ema", "online"]
+SEARCHES = ((1, 1), (1, 4), (2, 2), (4, 1))
+"""Restarts, and the depth of each in ACT budgets: the plain budget, and four of it spent on depth, both or breadth."""
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 
 SMOKE: Settings = {
@@ -72,6 +74,8 @@ class After(Frozen):
     steps: int | None = Field(None, ge=1, description="forced depth profile to so many steps; null: the ACT budget")
     weights: tuple[WeightSet, ...] = Field(("ema",), description="weights that get the profile")
     policies: bool = Field(False, description="accuracy against compute of every halting policy")
+    search: bool = Field(False, description="restarts by every rule, with each of `SEARCHES`")
+    trace: bool = Field(False, description="what `ponder trace` sees of a few examples up to the ACT budget")
 
 
 class Scale(Frozen):

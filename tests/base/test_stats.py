@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -143,3 +144,52 @@ def test_equivalence_is_shown_as_often_as_the_visible_margin_says() -> None:
     ratio = stats.spread_ratio([0.1, 0.2, 0.3], [0.5, 0.9, 0.1])
     assert ratio is not None and ratio.visible() == pytest.approx(0.5 * math.log(39 / 0.25))  # F(2, 2) is p / (1 - p)
     assert ratio.above(0) + ratio.below(0) == pytest.approx(1) and ratio.below(ratio.high or 0) == pytest.approx(0.025)
+
+
+def by_the_book(x: list[float], y: list[float]) -> float:
+    """Spearman's correlation: Pearson's, of places counted one by one."""
+
+    def places(values: list[float]) -> list[float]:
+        return [sum(w < v for w in values) + (1 + sum(w == v for w in values)) / 2 for v in values]
+
+    return statistics.correlation(places(x), places(y))
+
+
+def flat(table: list[list[float]]) -> list[float]:
+    return [value for row in table for value in row]
+
+
+@pytest.mark.parametrize("variants", [3, 5])
+def test_rank_correlation_and_its_chance_against_every_exchange_of_variants(variants: int) -> None:
+    rng = np.random.default_rng(variants)
+    for _ in range(5):
+        x, y = (rng.integers(6, size=(variants, 2)).astype(float).tolist() for _ in range(2))  # with ties
+        found = stats.rank_correlation(x, y)
+        assert found is not None and found.value == pytest.approx(by_the_book(flat(x), flat(y)))
+        every = [by_the_book(flat(x), flat([y[v] for v in order])) for order in permutations(range(variants))]
+        above, below = (sum(sign * each >= sign * found.value - 1e-9 for each in every) for sign in (1, -1))
+        assert found.above(0) == pytest.approx(above / len(every)) and found.below(0) == below / len(every)
+        assert found.seeds == 2 and found.low is not None and found.high is not None
+        assert -1 <= found.low <= found.high <= 1
+    assert stats.rank_correlation([[1, 2], [3, 4], [5, 6]], [[1, 1], [1, 1], [1, 1]]) is None
+    assert stats.rank_correlation([[1, 2], [3, 4]], [[1, 2], [3, 4]]) is None
+
+
+def test_variants_are_the_points_of_a_rank_correlation_not_trainings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where recipes differ and seeds hardly do, recipes that have nothing to do with each other correlate by chance as
+    often as the p-value says; with every training as a point of its own they would far more often."""
+    monkeypatch.setattr(stats, "DRAWS", 200)  # fewer than 6!, so that exchanges are drawn
+    monkeypatch.setattr(stats, "SAMPLES", 20)
+    rng, tries, found, naive = np.random.default_rng(0), 300, 0, 0
+    for _ in range(tries):
+        x, y = (rng.normal(size=(6, 1)) + 0.1 * rng.normal(size=(6, 4)) for _ in range(2))
+        made = stats.rank_correlation(x.tolist(), y.tolist())
+        assert made is not None
+        found += min(made.above(0), made.below(0)) <= 0.025
+        t = abs(made.value) * math.sqrt(22 / (1 - made.value**2))
+        naive += stats.t_tail(t, 22) <= 0.025
+    assert found / tries < 0.05 + 3 * math.sqrt(0.05 * 0.95 / tries) and naive / tries > 0.25
+    rising = np.arange(12.0)[:, None] + 0.1 * rng.normal(size=(12, 3))
+    strong = stats.rank_correlation(rising.tolist(), (-rising).tolist())
+    assert strong is not None and strong.value == -1 and strong.below(0) == 1 / 201 and strong.above(0) == 1
+    assert (strong.low, strong.high) == (-1, -1)

@@ -6,6 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,17 @@ from ponder.base.errors import UserError
 from ponder.base.stats import Estimate
 from ponder.reports import pages as report
 from ponder.reports.figures import panels_of
-from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, UNDECIDED, Finding, decide, judge
+from ponder.reports.findings import (
+    CONFIRMED,
+    CONTRARY,
+    NOT_RUN,
+    NOT_TESTABLE,
+    UNDECIDED,
+    Finding,
+    Judgement,
+    decide,
+    judge,
+)
 from ponder.reports.pages import gather, main_report, make, study_text
 from ponder.reports.results import headline, results_text
 from ponder.reports.tables import FIXED, MISSING, as_csv, columns_of, entries, page_of
@@ -27,8 +38,8 @@ from ponder.studies import spec as study
 from ponder.studies.candidate import read_all
 from ponder.studies.fixed import Fixed, FixedAnswers
 from ponder.studies.result import CellResult
-from ponder.studies.spec import Cell, Study
-from ponder.studies.store import Store
+from ponder.studies.spec import After, Cell, Study
+from ponder.studies.store import Store, pack
 from tests.support import ROOT
 from tests.support.cells import Answers, N, raw_result, result, some_right
 
@@ -302,6 +313,66 @@ def test_arc_votes_are_read_at_the_budget_and_at_the_end() -> None:
     assert value(checkpoint="peak") is value(way="best_step") is value(weights="online") is None
 
 
+def test_a_search_is_read_by_rule_and_split_and_compared_example_by_example(tmp_path: Path) -> None:
+    shares = {"residual 4x1": 0.9, "confidence 4x1": 0.7, "checker 1x4": 0.8}
+
+    def stored(cell: Cell) -> CellResult:
+        raw = raw_result(cell, known)
+        for point in raw["after"]["search"]["results"]:
+            right = some_right(shares.get(point["policy"], 0.2) - cell.seed * 0.01)
+            point |= {"valid": {"value": float(right.mean())}, "bits": pack(right), "mean_steps": 4.0 + cell.seed}
+        return CellResult.model_validate(raw)
+
+    study_ = two()
+    one = stored(study_.cells("mini")[0])
+    for way, share in shares.items():
+        found = read(one, Quantity(score="Sudoku", way=f"search {way}"))
+        assert found is not None and found.value == pytest.approx(share) and found.n == N and found.bits is not None
+        assert found.bits[0].mean() == pytest.approx(share)
+    steps = read(one, Quantity(score="Sudoku", way="search residual 4x1", show="step"))
+    assert steps is not None and (steps.value, steps.n) == (4.0, None)
+    assert read(one, Quantity(score="Life ID", way="search residual 4x1")) is None  # another split
+    assert read(one, Quantity(score="Maze", way="search residual 4x1", metric="exact")) is None  # answers not unique
+    assert read(one, Quantity(score="Sudoku", way="search residual 4x1", weights="online")) is None
+    for bad in ("search luck 4x1", "search residual 3x1", "residual 4x1"):
+        with pytest.raises(ValueError, match="way"):
+            Quantity(score="Sudoku", way=bad)
+    for cell in study_.cells("mini"):
+        Store(tmp_path / "cells").write(stored(cell))
+    results = gather(study_, "mini", tmp_path, False)
+    a, b, plain = (
+        ("a", Quantity(score="Sudoku", way=w)) for w in ("search residual 4x1", "search confidence 4x1", "budget")
+    )
+    gap, over = results.compare(a, b), results.compare(a, plain)
+    assert gap is not None and gap.paired and gap.value == pytest.approx(0.2) and gap.seeds == 3
+    assert over is not None and over.paired  # with the plain run as well: the examples are the same
+    test = {"a": {"way": a[1].way}, "b": {"way": b[1].way}, "of": {"score": "Sudoku"}, "is": "greater"}
+    (made,) = judge([Finding.model_validate({"id": "x", "claim": "x", "tests": [test]})], results)
+    assert made.verdict == CONFIRMED and "search by residual, 4x1 minus search by confidence, 4x1" in (
+        made.compared[0].words
+    )
+    raw = raw_result(study_.cells("mini")[0], known)
+    del raw["after"]["search"], raw["after"]["trace"]
+    older = CellResult.model_validate(raw)
+    assert read(older, a[1]) is None and read(older, Quantity(field="residual")) is None
+
+
+def test_a_gain_is_the_difference_of_two_ways_and_has_no_fixed_answer(tmp_path: Path) -> None:
+    cell = replace(two().cells("mini")[0], after=After(steps=9))
+    kept = result(cell, known)
+    gain = Quantity(score="Sudoku", way="end", minus="budget")
+    found = read(kept, gain)
+    assert found is not None and found.value == pytest.approx(1 / N) and found.n is None  # see `raw_result`
+    back = read(kept, Quantity(score="Sudoku", way="budget", minus="end"))
+    assert back is not None and back.value == -found.value
+    assert read(kept, Quantity(score="Sudoku", way="end", minus=99)) is None
+    write(two(), tmp_path, known)
+    results = gather(two(), "mini", tmp_path, False)
+    fixed = {"sudoku": FixedAnswers(data_hash="", splits={"test": Fixed(n=70, shapes=1, exact=0.1, valid=0.1)})}
+    some = type(results)(results.study, "mini", results.cells, {}, {}, fixed)
+    assert some.constant(gain) is None and some.constant(Quantity(score="Sudoku", way="end")) is not None
+
+
 # Verdicts -------------------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +449,56 @@ def test_one_seed_gives_no_verdict(tmp_path: Path, of: dict[str, str]) -> None:
     finding = Finding.model_validate({"id": "x", "claim": "x", "tests": [{**YES, "of": of}]})
     (made,) = judge([finding], gather(study_, "mini", tmp_path, False))
     assert (made.verdict, made.why, made.chance) == (NOT_TESTABLE, "one seed", None)
+
+
+def five(tmp_path: Path, residual: Callable[[Cell, int], float], count: int = 5, **fields: Any) -> Study:
+    """A study of several variants whose accuracy rises from the first to the last: a residual for each training."""
+    names = [f"v{i}" for i in range(count)]
+    rank = {"a": {"field": "residual"}, "b": {"score": "Sudoku"}, "rank": True}
+    study_ = two(
+        factor=["train.clip"], baseline="v0", paper_numbers=None, variants={
+            name: {"set": {"train.clip": 1.0 + i}} for i, name in enumerate(names)
+        },
+        findings=[{"id": i, "claim": i, "tests": [{**rank, "is": i}]} for i in ("less", "greater")],
+        measure={"columns": [{"label": "Sudoku", "score": "Sudoku"}, {"label": "residual", "field": "residual"}]},
+        figure=[{"kind": "scatter", "columns": ["residual", "Sudoku"], "log": True}], **fields,
+    )  # fmt: skip
+    for cell in study_.cells("mini"):
+        place = names.index(cell.variant)
+        raw = raw_result(cell, lambda *_, place=place: some_right(0.2 + 0.1 * place))
+        raw["after"]["trace"]["residual"][-1] = {"low": 0.0, "median": residual(cell, place), "high": 9.0}
+        Store(tmp_path / "cells").write(CellResult.model_validate(raw))
+    return study_
+
+
+def test_a_rank_finding_goes_by_whole_variants(tmp_path: Path) -> None:
+    def verdicts(folder: Path, *args: Any, **fields: Any) -> list[Judgement]:
+        study_ = five(folder, *args, **fields)
+        return judge(page_of(study_).findings, gather(study_, "mini", folder, False))
+
+    made = make(five(tmp_path / "a", lambda cell, place: 10.0 - place + 0.1 * cell.seed), "mini", tmp_path / "a")
+    less, greater = made.verdicts
+    assert (less.verdict, greater.verdict) == (CONFIRMED, CONTRARY)
+    compared = less.compared[0]
+    assert compared.estimate is not None and compared.estimate.value < -0.9 and compared.estimate.seeds == 3
+    # One of the 120 orders of five variants is as good; fifteen trainings as points would give one in 15!.
+    assert less.chance == pytest.approx(2 * 2 / 120) and len(compared.needed) == 15
+    text = study_text(made)
+    assert "rank correlation of residual at the training budget with Sudoku, valid, over 5 variants: -0.9" in text
+    assert made.drawn and (tmp_path / "a" / "studies" / "two.png").stat().st_size > 10_000
+    # Four variants cannot decide: 2 / 24. Nor can what differs between seeds and not between variants.
+    assert {v.verdict for v in verdicts(tmp_path / "b", lambda cell, place: 10.0 - place, 4)} == {UNDECIDED}
+    assert {v.verdict for v in verdicts(tmp_path / "c", lambda cell, place: cell.seed)} == {UNDECIDED}
+    for count, residual in ((2, lambda cell, place: place), (5, lambda cell, place: 1.0)):
+        (first, _) = verdicts(tmp_path / f"d{count}", residual, count)
+        assert first.verdict == NOT_TESTABLE and "fewer than three variants" in first.why
+    one = {"mini": {"tasks": ["sudoku"], "seeds": [0]}}
+    (first, _) = verdicts(tmp_path / "e", lambda cell, place: place, scales=one)
+    assert (first.verdict, first.why) == (NOT_TESTABLE, "one seed")
+    lost = next((tmp_path / "a" / "cells").glob("*.json"))
+    lost.unlink()
+    (again, _) = judge(made.page.findings, gather(made.results.study, "mini", tmp_path / "a", False))
+    assert again.verdict == NOT_RUN and "14 of the 15" in again.why
 
 
 def test_every_verdict_says_what_it_could_have_seen(tmp_path: Path) -> None:
@@ -490,7 +611,7 @@ def test_results_md_follows_from_the_stored_trainings(monkeypatch: pytest.Monkey
     assert stored_keys and stored_keys <= keys | tried, "a stored training that no study or candidate asks for"
 
 
-# The twelve studies ---------------------------------------------------------------------------------------------------
+# The studies of this project ------------------------------------------------------------------------------------------
 
 NAMES = [
     "main-results",
@@ -505,7 +626,11 @@ NAMES = [
     "halting",
     "arithmetic-labels",
     "depth-curriculum",
+    "newer-ideas",
+    "search-at-equal-compute",
+    "stability-inside",
 ]
+MEASURED_AGAIN = ("search-at-equal-compute", "stability-inside")
 
 
 def test_all_studies_are_there() -> None:
@@ -531,7 +656,7 @@ def test_study_is_valid_at_both_scales(name: str) -> None:
 
 
 def test_three_seeds_or_more_where_promised_and_one_elsewhere() -> None:
-    three = {"gradient-path", "physical-batch", "stabilization", "hierarchy", "halting"}
+    three = {"gradient-path", "physical-batch", "stabilization", "hierarchy", "halting", "newer-ideas", *MEASURED_AGAIN}
     for name in NAMES:
         plan = study.load(name).scale("mini")
         assert len(plan.seeds) >= 3 if name in three else len(plan.seeds) == 1
@@ -560,6 +685,12 @@ def test_cells_that_coincide_are_one_training() -> None:
     assert keys["gradient-path"]["arithmetic", "KL2-KH2", 2] == keys["physical-batch"]["arithmetic", "one-batch", 2]
 
 
+def test_two_studies_measure_trainings_of_others_and_train_none() -> None:
+    others = {c.key for name in NAMES if name not in MEASURED_AGAIN for c in study.load(name).cells("mini")}
+    for name in MEASURED_AGAIN:
+        assert {c.key for c in study.load(name).cells("mini")} <= others
+
+
 def test_a_study_that_declares_no_columns_gets_the_scores_of_its_tasks(tmp_path: Path) -> None:
     study_ = two(measure=None, paper_numbers=None, scales={"mini": {"tasks": ["sudoku", "life"], "seeds": [0]}})
     assert [c.score for c in page_of(study_).measure.columns if c.score] == [
@@ -584,6 +715,8 @@ def test_mistakes_in_report_fields_are_named_before_anything_is_written(tmp_path
         ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "c", "of": {"score": "Sudoku"}, "is": "less"}]}]}, "'c'"),
         ({"findings": [{**SAYS, "tests": [{"a": "a", "b": "b", "of": {"scor": "Sudoku"}, "is": "less"}]}]}, "score"),
         ({"figure": [{"kind": "bars", "columns": ["Sudokus"]}]}, "'Sudoku'"),
+        ({"findings": [{**SAYS, "tests": [{"of": {"score": "Sudoku"}, "is": "within", "rank": True}]}]}, "`rank`"),
+        ({"figure": [{"kind": "scatter", "columns": ["Sudoku"]}]}, "two columns"),
     ):
         with pytest.raises(UserError, match=match):
             make(two(**bad), "mini", tmp_path)
@@ -594,12 +727,12 @@ def test_mistakes_in_report_fields_are_named_before_anything_is_written(tmp_path
 
 
 def test_reports_of_every_kind_are_written_and_repeat(tmp_path: Path) -> None:
-    names = ["gradient-path", "stabilization", "life-dynamics", "halting"]
+    names = ["gradient-path", "stabilization", "life-dynamics", "halting", *MEASURED_AGAIN]
     for name in names:
         write(study.load(name), tmp_path, lambda cell, split: some_right(0.4 + 0.1 * cell.seed + 0.01 * len(split)))
     written = main_report(names, "mini", tmp_path)
     before = {path: path.read_bytes() for path in written}
-    assert {p.suffix for p in written} == {".md", ".csv", ".png", ".svg"} and len(written) == 16
+    assert {p.suffix for p in written} == {".md", ".csv", ".png", ".svg"} and len(written) == 24
     for path, data in before.items():
         assert len(data) > 300
         if path.suffix == ".md":

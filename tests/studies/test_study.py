@@ -1,29 +1,38 @@
 """Studies: what a file may say, which cells it comes to, and what is kept of a cell."""
 
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
 from ponder.base import runtime
 from ponder.base.errors import UserError
 from ponder.config.resolve import differences, resolve
+from ponder.config.schema import Select
+from ponder.data import Dataset
 from ponder.domains.maze.domain import Maze
 from ponder.domains.sudoku.domain import Sudoku
+from ponder.evaluation.subject import Subject
+from ponder.inference.search import restart_keys
+from ponder.inference.weights import Opened
 from ponder.model import cost
+from ponder.model.reasoner import Reasoner
 from ponder.reports.pages import main_report
 from ponder.reports.tables import page_of
 from ponder.studies import cost as study_cost
 from ponder.studies import spec as study
-from ponder.studies.cell import one_training, run_cell, thinned, together
+from ponder.studies.cell import one_training, run_cell, searches, thinned, together
 from ponder.studies.result import CellResult, Measured
 from ponder.studies.spec import After, Cell, chosen, plan
 from ponder.studies.store import Store, pack, unpack
@@ -31,6 +40,7 @@ from ponder.training import curves
 from ponder.training.loop import Limits
 from tests.support import ROOT
 from tests.support.cells import raw_result, result, some_right
+from tests.support.stub import NEVER, Stub
 
 TASKS = {
     "sudoku": {
@@ -207,7 +217,7 @@ def test_from_adds_up_and_at_holds_at_one_scale(folder: Path) -> None:
 
 def test_trainings_that_studies_share_are_one_job_and_first_seeds_come_first(folder: Path) -> None:
     a = written(folder, "a", after={"steps": 8})
-    b = written(folder, "b", after={"weights": ["online"], "policies": True}, variants={"two": {}})
+    b = written(folder, "b", after={"weights": ["online"], "policies": True, "trace": True}, variants={"two": {}})
     jobs = plan([*a.cells("mini"), *b.cells("mini")])
     assert [job.labels for job in jobs] == [
         labels
@@ -219,7 +229,7 @@ def test_trainings_that_studies_share_are_one_job_and_first_seeds_come_first(fol
         )
     ]
     both = one_training(jobs[0].cells)
-    assert both.after == After(steps=8, weights=("ema", "online"), policies=True)
+    assert both.after == After(steps=8, weights=("ema", "online"), policies=True, trace=True)
     with pytest.raises(UserError, match="not the same training"):
         one_training([jobs[0].cells[0], jobs[1].cells[0]])
 
@@ -264,6 +274,7 @@ def test_a_result_is_whole_only_if_all_that_is_asked_for_was_measured(folder: Pa
 
     assert covers() and covers(steps=8) and there.covers(replace(cell, scale="smoke"))
     assert not covers(steps=9) and not covers(weights=("online",)) and not covers(policies=True)
+    assert not covers(search=True) and not covers(trace=True)
     assert not there.covers(replace(cell, scale="paper"))  # which asks for more examples
     cell = replace(cell, config=resolve("sudoku-mini", None, {"train": {"ema": None}}))
     assert covers(weights=("ema", "online"))  # there is nothing but the plain weights
@@ -439,6 +450,17 @@ def check_stored(kept: CellResult, cell: Cell) -> None:
                     assert mean == pytest.approx(said, abs=1e-6)
             assert (split.halting is None) == (cell.config.model.halting == "none")
     assert kept.after.policies is not None or not cell.after.policies
+    assert (kept.after.search is not None) == cell.after.search
+    for point in kept.after.search.results if kept.after.search else ():
+        assert point.bits is not None and kept.after.search is not None
+        assert unpack(point.bits, kept.after.search.n).mean() == pytest.approx(point.valid.value, abs=1e-6)
+        most = math.prod(map(int, point.policy.split()[1].split("x"))) * budget
+        assert point.mean_steps == most if point.policy.startswith("residual") else 0 < point.mean_steps <= most
+    trace = kept.after.trace
+    assert (trace is not None) == cell.after.trace
+    if trace is not None:
+        assert len(trace.right) == len(trace.residual) == len(trace.stretch) == budget
+        assert sum(trace.table.values()) == trace.n <= 8 and trace.residual[-1].median > 0
 
 
 def test_what_another_study_asks_later_is_added_without_training_again(quick: None, smoked: Path) -> None:
@@ -449,7 +471,8 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
     assert before is not None
     log = store.folder(cell.key) / "metrics.jsonl"
     rows = log.read_text(encoding="utf-8")
-    more = replace(cell, after=After(steps=before.after.steps + 3, weights=("online",), policies=True))
+    asked = After(steps=before.after.steps + 3, weights=("online",), policies=True, search=True, trace=True)
+    more = replace(cell, after=asked)
     assert store.read(more) is None
     assert run_cell(more, store, smoked / "data", here, Limits())
     after = store.read(more)
@@ -462,6 +485,37 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
         assert now.exact[: len(then.exact)] == then.exact and now.bits == then.bits
     assert after.after.policies is not None
     assert {each.policy for each in after.after.policies.results} >= {"full", "stable 1"}
+    check_stored(after, more)
+
+
+def test_searches_of_a_model_whose_trajectories_are_known(dataset: Dataset) -> None:
+    """Which puzzles each rule solves with each split, and what it takes, from the script alone (tests/support/stub.py):
+    without noise puzzle i is right from step `first[i]` on, with noise from a step that its key decides."""
+    n, numbers = 40, 3 * np.arange(40)
+    batch = dataset.source("test").fetch(np.arange(n), np.zeros(n, dtype=np.int64))
+    first = np.where(np.arange(n) % 3 == 0, NEVER, 1 + np.arange(n) % 11)
+    model = cast(Reasoner, Stub(batch.inputs, batch.labels, first, len(dataset.domain.vocab)))
+    opened = Opened("stub", Path("stub"), model, None, dataset.domain, None, "")
+    found = searches(Subject(opened, dataset.domain, "test", numbers, batch, dataset.hash))
+    points = {point["policy"]: point for point in found["results"]}
+    assert len(points) == 20 and (found["split"], found["n"], found["budget"]) == ("test", n, 8)
+    sure = np.arange(n) % 5 == 4  # of itself from the first step on, so that restart 0 has the word
+    for (restarts, depth), rule in product(((1, 8), (1, 32), (2, 16), (4, 8)), get_args(Select)):
+        wake = Stub.wake(torch.from_numpy(restart_keys(0, numbers, restarts))).numpy()
+        wake[:, 0] = first
+        earliest, ends = wake.min(axis=1), np.full(n, depth)
+        right = earliest <= depth
+        if rule in ("residual", "energy"):  # equal for all restarts
+            right = first <= depth
+        elif rule == "confidence":
+            right = np.where(sure, first, earliest) <= depth
+        elif rule == "first-halt":
+            right, ends = np.where(sure, first == 1, right), np.where(sure, 1, np.minimum(earliest, depth))
+        else:
+            ends = np.minimum(earliest, depth)
+        point = points[f"{rule} {restarts}x{depth // 8}"]
+        assert (unpack(point["bits"], n) == right).all() and 0 < right.sum() < n
+        assert point["valid"]["value"] == right.mean() and point["mean_steps"] == restarts * ends.mean()
 
 
 # Cost -----------------------------------------------------------------------------------------------------------------

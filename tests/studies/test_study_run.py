@@ -28,7 +28,7 @@ from ponder.studies.board import Board, Lines, Screen, duration
 from ponder.studies.cell import run_cell
 from ponder.studies.result import CellResult
 from ponder.studies.run import Assignment, Runner, attempt, build_data, worker_environment
-from ponder.studies.slurm import SlurmCell, Wanted, parse, submit
+from ponder.studies.slurm import DEAF, SlurmCell, Wanted, parse, submit
 from ponder.studies.spec import Training, plan
 from ponder.studies.store import Store
 from ponder.training import curves
@@ -383,6 +383,24 @@ def test_slurm_settings_are_submitits_and_a_job_runs_the_same_attempt(
     (job,) = submit(jobs, "cluster=debug", "smoke", store, tmp_path / "data")
     with pytest.raises(Exception, match="failed"):
         job.result()
+
+
+def test_a_job_that_is_told_before_it_listens_hears_it() -> None:
+    """Without DEAF it dies of the signal, in the seconds that imports take."""
+    code = """
+import os, signal
+os.kill(os.getpid(), signal.SIGUSR2)
+signal.signal(signal.SIGUSR2, lambda *_: print("heard"))
+from ponder.studies.slurm import SlurmCell
+print("listens", flush=True)
+try:
+    SlurmCell(())()
+except RuntimeError:  # no job of submitit's
+    print("goes on")
+"""
+    words = [sys.executable, "-c", DEAF, "-c", code]
+    done = subprocess.run(words, stdout=subprocess.PIPE, encoding="utf-8", check=True)
+    assert done.stdout.split("\n")[:2] == ["listens", "heard"]
 
 
 def test_arrays_are_cut_to_what_the_cluster_takes_and_short_cells_share_a_job(

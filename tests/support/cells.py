@@ -1,12 +1,13 @@
 """Stored cells whose numbers are known by other means."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from ponder.config.schema import Select
 from ponder.studies.result import CellResult
-from ponder.studies.spec import Cell
+from ponder.studies.spec import SEARCHES, Cell
 from ponder.studies.store import pack
 
 N = 200
@@ -58,6 +59,15 @@ def raw_result(
     count = len(curve or range(4))
     rows = [evaluation(place, count) for place in range(count)]
     policies = [{"policy": "full", "mean_steps": 4.0, "valid": {"value": 0.5}, "exact": {"value": 0.5}}]
+    share = {"value": float(some_right(0.5).mean())}
+    searches = [
+        {"policy": f"{rule} {restarts}x{depth}", "mean_steps": 8.0, "valid": share, "bits": pack(some_right(0.5))}
+        for rule in get_args(Select)
+        for restarts, depth in SEARCHES
+    ]
+    seen = {"low": 0.0, "median": 0.5 + cell.seed, "high": 9.0}
+    table = {"settled_right": 8, "settled_wrong": 2, "moving_right": 20, "moving_wrong": 2}
+    trace = {"split": "test", "n": 32, "settled": 0.01, "right": [0.5] * budget, "table": table}
     weights = {"update": rows[-1]["update"], "splits": {name: measured(name) for name in splits}}
     return {
         "key": cell.key,
@@ -79,6 +89,8 @@ def raw_result(
             "ema": weights,
             "online": weights,
             "policies": {"split": "test", "n": N, "budget": budget, "results": policies},
+            "search": {"split": "test", "n": N, "budget": budget, "results": searches},
+            "trace": {**trace, "residual": [seen] * budget, "stretch": [seen] * budget},
         },
     }
 
