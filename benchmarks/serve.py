@@ -91,7 +91,7 @@ async def ask(server: Server, model: str, puzzles: Sequence[str]) -> list[float]
     for puzzle in puzzles:
         began = time.perf_counter()
         body = json.dumps({"model": model, "puzzle": puzzle}).encode()
-        head = "POST /v1/solve HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nContent-Length: "
+        head = "POST /v1/solve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
         writer.write(f"{head}{len(body)}\r\n\r\n".encode() + body)
         answer = await reader.readuntil(b"\r\n\r\n")
         length = re.search(rb"content-length: (\d+)", answer, re.IGNORECASE)

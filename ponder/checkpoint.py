@@ -75,7 +75,7 @@ def read(path: Path) -> Checkpoint:
         state = files.read_json(path / STATE)
         hashes = {str(name): str(known) for name, known in state["files"].items() if Path(name).name == name}
         _ = int(state["update"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"checkpoint {path} is incomplete ({STATE} is missing or damaged)") from None
     if not files.intact(state, OWN):
         raise UserError(f"checkpoint file {path / STATE} was edited (its hash does not match)")

@@ -69,7 +69,8 @@ def main() -> None:
     def keep() -> None:
         """What was found so far, on top of what the record holds by now."""
         whole = record.Record.read()
-        whole.runs.append({"seed": seed, "commit": commit(), "seconds": round(time.monotonic() - began)})
+        spent = round(time.monotonic() - began)
+        whole.runs.append({"seed": seed, "commit": commit(), "seconds": spent, "failures": found.wrong})
         whole.add(found)
         whole.write()
         record.show(whole)

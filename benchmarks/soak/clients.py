@@ -44,7 +44,7 @@ async def _request(
 ) -> bool:
     """One puzzle; whether the client stayed."""
     body = json.dumps({"model": MODEL, "puzzle": puzzle}).encode()
-    head = "POST /v1/solve HTTP/1.1\r\nHost: soak\r\nContent-Type: application/json\r\nContent-Length: "
+    head = "POST /v1/solve HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: "
     whole = f"{head}{len(body)}\r\n\r\n".encode() + body
     count["requests"] += 1
     if rng.random() < LEAVES:

@@ -19,7 +19,7 @@ FOUND = ROOT / "benchmarks" / "soak" / "found.md"
 @dataclass
 class Record:
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """Seed, commit, seconds."""
+    """Seed, commit, seconds, failures."""
     faults: dict[str, dict[str, Counter[str]]] = field(default_factory=dict)
     """Kind -> work -> verdict -> how often."""
     fuzz: dict[str, Counter[str]] = field(default_factory=dict)
@@ -78,8 +78,11 @@ def page(record: Record) -> str:
     memory = ["megabytes after warm-up", "megabytes at the end"]
     load = [[*(f"{run[k]:,.0f}" for k in names), *(f"{run[k]:,.1f}" for k in memory)] for run in record.load]
     hours = sum(run["seconds"] for run in record.runs) / 3600
+    last = record.runs[-1] if record.runs else {}
     return PAGE_TEXT.format(
         runs=len(record.runs),
+        failures=last.get("failures", 0),
+        all_failures=record.wrong,
         hours=hours,
         faults=table(["fault", *works, *FAULTS], faults),
         fuzz=table(["input", *FUZZ], fuzz),
@@ -93,7 +96,7 @@ PAGE_TEXT = """# Reliability
 Written by `make soak` (`python -m benchmarks.soak`) from its record, `results/soak.json`, to which every run adds:
 {runs} runs, {hours:.1f} hours altogether. A run takes the next seed; a fault and an input are functions of the seed and
 their number, so that each can be had again. `make soak SOAK=8` goes on for eight hours; `make test` tries every kind
-once.
+once. The last run found {failures} failures, all of them together {all_failures}: what they were stands at the end.
 
 ## Faults
 

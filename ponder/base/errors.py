@@ -18,10 +18,15 @@ own, and end when it does."""
 
 
 class UserError(Exception):
-    """Something the user gave is wrong. The message says what was given, what is allowed and what to do."""
+    """Something the user gave is wrong. The message says what was given, what is allowed and what to do, in one line:
+    what was given may hold line ends, or words for a terminal, which are shown as Python would write them."""
 
     code = 2
     """What the process ends with."""
+
+    def __init__(self, message: str) -> None:
+        plain = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in message)
+        super().__init__("".join(plain))
 
 
 class RankLost(UserError):

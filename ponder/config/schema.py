@@ -6,7 +6,7 @@ The defaults are the paper's stabilised model. Nothing here knows a domain.
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -268,8 +268,14 @@ def _explain(cls: type[BaseModel], error: ValidationError, where: str) -> str:
 
 
 def _fields_at(cls: type[BaseModel], loc: tuple[int | str, ...]) -> list[str]:
+    """Of the innermost model on the way there: keys of mappings and places in lists are no fields."""
     for part in loc:
-        annotation = cls.model_fields[str(part)].annotation
-        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-            cls = annotation
+        field = cls.model_fields.get(str(part))
+        cls = (_model_in(field.annotation) if field is not None else None) or cls
     return list(cls.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for each in get_args(annotation) if (found := _model_in(each)) is not None), None)

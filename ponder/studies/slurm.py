@@ -175,5 +175,8 @@ def _executor(wanted: Wanted, store: Store) -> "AutoExecutor":
 def _script(executor: "AutoExecutor", jobs: int) -> str:
     """What sbatch is given for an array of so many."""
     inner: Any = executor._executor
-    inner.parameters = {**inner.parameters, **({"map_count": jobs} if jobs > 1 else {})}
-    return str(inner._make_submission_file_text(inner._submitit_command_str, ""))
+    alone, inner.parameters = inner.parameters, {**inner.parameters, **({"map_count": jobs} if jobs > 1 else {})}
+    try:
+        return str(inner._make_submission_file_text(inner._submitit_command_str, ""))
+    finally:
+        inner.parameters = alone

@@ -347,6 +347,7 @@ def test_tolerant_reading(text: str) -> None:
         (".O./OxO/...:04", "'x' in row 2, column 2"),
         (".O./OOO/...:", "after ':'"),
         (".O./OOO/...:0", "asks for 0 steps; allowed: 1 to 99"),
+        (".O./OOO/...:0\x1c", "asks for 0 steps"),  # a space to a regular expression, and not to int
         (".O./OOO/...:100", "'100' after ':'"),
         (".O./OOO/...:-1", "'-1' after ':'"),
         (".O./OOO/...:four", "'four' after ':'"),

@@ -161,6 +161,9 @@ def test_a_truncated_or_edited_checkpoint_is_named_and_the_one_before_used(
     assert same(final(folder), final(whole))
     with pytest.raises(UserError, match="incomplete"):
         checkpoint.read(tmp_path)
+    (tmp_path / checkpoint.STATE).write_text('{"files": {}, "update": Infinity}', encoding="utf-8")
+    with pytest.raises(UserError, match="incomplete"):
+        checkpoint.read(tmp_path)
 
 
 def test_a_checkpoint_cut_short_is_refused(whole: Path, tmp_path: Path) -> None:

@@ -78,6 +78,15 @@ def test_a_bit_that_flips_in_a_model_of_the_zoo_is_noticed(name: str, added: Pat
         Solver(folder)
 
 
+def test_a_key_too_many_deep_in_a_card_is_named(added: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(added, tmp_path / "tiny-one")
+    card = json.loads((folder / "card.json").read_bytes())
+    card["accuracy"]["test"]["exact"]["valeu"] = 1.0
+    cards.write_card(folder, card)
+    with pytest.raises(UserError, match=r"unknown key 'accuracy\.test\.exact\.valeu': did you mean 'value'\?"):
+        cards.read_card(folder)
+
+
 def test_a_model_is_there_while_another_takes_its_name(added: Path, user_zoo: Path) -> None:
     """Whoever puts the new one there is killed between its two renames; then the same is done again."""
     zoo = user_zoo

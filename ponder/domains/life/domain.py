@@ -122,9 +122,10 @@ class Life(Domain):
             raise UserError(
                 f"life puzzle {_short(text)} has no ':'; write the board, ':' and the steps: {self.example}"
             )
-        if not re.fullmatch(r"\s*[0-9]{1,2}\s*", number):
+        steps = re.fullmatch(r"\s*([0-9]{1,2})\s*", number)
+        if steps is None:
             raise UserError(f"life puzzle has {_short(number)} after ':'; write the number of steps, 1 to {MAX_STEPS}")
-        return self._puzzle(_read_board(board, "life board"), int(number))
+        return self._puzzle(_read_board(board, "life board"), int(steps[1]))
 
     def format(self, inputs: Tokens) -> str:
         cells, steps = self._read(inputs)
