@@ -172,7 +172,9 @@ def main() -> None:
     if asked.part != "models":
         found["rates"] = [rate(recipe, 512, asked.rounds) for recipe in RECIPES]
     if asked.part != "rates":
-        found["models"] = [compare(name, asked.puzzles) for name in asked.models or zoo_names()]
+        rows = {row["model"]: row for row in found["models"]}
+        rows |= {name: compare(name, asked.puzzles) for name in asked.models or zoo_names()}
+        found["models"] = [rows[name] for name in sorted(rows)]
     STORED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     table = tables(found)
     put_between(PAGE, BEGIN, END, table)

@@ -450,14 +450,14 @@ def check_stored(kept: CellResult, cell: Cell) -> None:
                     assert mean == pytest.approx(said, abs=1e-6)
             assert (split.halting is None) == (cell.config.model.halting == "none")
     assert kept.after.policies is not None or not cell.after.policies
-    assert (kept.after.search is not None) == cell.after.search
+    assert kept.after.search is not None or not cell.after.search  # another study may have asked for more
     for point in kept.after.search.results if kept.after.search else ():
         assert point.bits is not None and kept.after.search is not None
         assert unpack(point.bits, kept.after.search.n).mean() == pytest.approx(point.valid.value, abs=1e-6)
         most = math.prod(map(int, point.policy.split()[1].split("x"))) * budget
         assert point.mean_steps == most if point.policy.startswith("residual") else 0 < point.mean_steps <= most
     trace = kept.after.trace
-    assert (trace is not None) == cell.after.trace
+    assert trace is not None or not cell.after.trace
     if trace is not None:
         assert len(trace.right) == len(trace.residual) == len(trace.stretch) == budget
         assert sum(trace.table.values()) == trace.n <= 8 and trace.residual[-1].median > 0
