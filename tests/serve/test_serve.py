@@ -462,6 +462,8 @@ def test_a_connection_without_a_request_ends(server: Server) -> None:
                 break
             except TimeoutError:
                 slow.sendall(f"X-{number}: 1\r\n".encode())
+        slow.settimeout(60)
+        said += read_all(slow)
         assert said.startswith(b"HTTP/1.1 408") and b"within 10 seconds" in said
         assert read_all(silent) == b"" and b"HTTP/1.1 408" in read_all(answered)
 

@@ -61,7 +61,7 @@ def test_what_it_writes_and_what_it_leaves_alone(
         (["full"], "full exists and is no site of ponder"),
         (["www", "--ort", "full"], "full does not hold ort.wasm.bundle.min.mjs and"),
         (["www"], "there is no npm to fetch it"),
-        (["www", "--ort", "package", "--model", "sort"], "its domain, sort, has no checker in the browser"),
+        (["www", "--ort", "package", "--model", "lines"], "its domain, lines, has no checker in the browser"),
         (["www", "--ort", "package", "--model", "sudoku-4x5"], "did you mean 'sudoku-4x4'"),
     ],
 )
@@ -78,11 +78,11 @@ def test_mistakes_get_one_line(
     monkeypatch.setattr(shutil, "which", lambda name: None)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.tex").touch()
-    if "sort" in args:
-        write_package("sort", tmp_path / "domain", None, 8)
+    if "lines" in args:  # a module of this name is loaded once in a process
+        write_package("lines", tmp_path / "domain", None, 8)
         monkeypatch.setenv(registry.FILES, "")
-        registry.use_file(str(tmp_path / "domain" / "ponder_sort" / "__init__.py"))
-        browser.untrained("sort-mini", tmp_path / "sort")
+        registry.use_file(str(tmp_path / "domain" / "ponder_lines" / "__init__.py"))
+        browser.untrained("lines-mini", tmp_path / "lines")
     try:
         assert main(["site", *args]) == 2
     finally:

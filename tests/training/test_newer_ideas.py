@@ -14,11 +14,12 @@ from ponder.data import Dataset
 from ponder.model import losses
 from ponder.model.reasoner import Step
 from ponder.training.loop import Depth, Limits, gather_gradients, new_run
+from ponder.training.runs import train_in
 from ponder.training.slots import refill
 from ponder.training.state import Run
 from tests.conftest import tiny
 from tests.support.rounding import EPS, agree, limits
-from tests.training.test_train import close, gradients, held_gradients, moved, resumes_exactly, run, torchrun
+from tests.training.test_train import HERE, close, gradients, held_gradients, moved, resumes_exactly, torchrun
 
 CPU = Runtime(torch.device("cpu"))
 PLAIN: dict[str, object] = {"dropout": 0.0, "state_dropout": 0.0, "noise": 0.0, "max_steps": 3}
@@ -208,4 +209,5 @@ def test_two_ranks_are_one_with_all_of_them(dataset: Dataset, data_dir: Path, tm
     one = gradients(config, tmp_path / "one", data_dir)
     torchrun(tmp_path / "two", data_dir, config, 2, "--max-updates", "1")
     close(held_gradients(tmp_path / "two"), one, moved(config, tmp_path, data_dir))
-    assert run(config, tmp_path / "two", data_dir, Limits(updates=2)).update == 3, "one rank goes on where two stopped"
+    outcome = train_in(config, tmp_path / "two", data_dir, HERE, Limits(updates=2), quiet=True, ranks=1)
+    assert outcome.update == 3, "one rank goes on where two stopped"

@@ -70,7 +70,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_tasks_go_to_files_and_come_back_without_their_answers(files: tuple[Path, Path]) -> None:
     challenges, solutions = files
-    assert "output" not in json.dumps([t["test"] for t in json.loads(challenges.read_text()).values()])
+    assert "output" not in json.dumps([t["test"] for t in json.loads(challenges.read_text(encoding="utf-8")).values()])
     back = read_challenges(challenges)
     found = read_solutions(solutions, back)
     for ours, theirs in zip(tasks(), back, strict=True):
@@ -83,11 +83,11 @@ def test_tasks_go_to_files_and_come_back_without_their_answers(files: tuple[Path
 
 
 def test_outputs_in_the_challenges_are_not_looked_at(files: tuple[Path, Path], tmp_path: Path) -> None:
-    told = json.loads(files[0].read_text())
+    told = json.loads(files[0].read_text(encoding="utf-8"))
     for task in told.values():
         for pair in task["test"]:
             pair["output"] = [[9, 9], [9, 9]]
-    (tmp_path / "told.json").write_text(json.dumps(told))
+    (tmp_path / "told.json").write_text(json.dumps(told), encoding="utf-8")
     both = []
     for path in (files[0], tmp_path / "told.json"):
         data = resolve("arc1-mini", None, {"data": {**SMALL, "challenges": str(path)}}).data
@@ -123,21 +123,22 @@ def change(key: str, value: Any) -> Callable[[dict[str, Any]], Any]:
 def test_bad_challenges_are_refused_in_a_line(
     files: tuple[Path, Path], model: Path, tmp_path: Path, damage: Callable[[Any], Any], words: str
 ) -> None:
-    files[0].write_text(json.dumps(damage(json.loads(files[0].read_text()))))
+    damaged = damage(json.loads(files[0].read_text(encoding="utf-8")))
+    files[0].write_text(json.dumps(damaged), encoding="utf-8")
     with pytest.raises(UserError, match=words) as error:
         submit(SubmissionPlan(files[0], str(model), tmp_path / "out"), HERE)
     assert "\n" not in str(error.value) and len(str(error.value)) < 400 and not (tmp_path / "out").exists()
 
 
 def test_solutions_must_be_of_these_tasks(files: tuple[Path, Path]) -> None:
-    back, solutions = read_challenges(files[0]), json.loads(files[1].read_text())
+    back, solutions = read_challenges(files[0]), json.loads(files[1].read_text(encoding="utf-8"))
     name = next(task.name for task in back if len(task.tests) > 1)
     for wrong, words in (
         ({k: v for k, v in solutions.items() if k != name}, "none as their solutions"),
         ({**solutions, name: solutions[name][:1]}, "2 test inputs and 1 grids"),
         ({**solutions, name: [[[11]], [[1]]]}, "whole numbers 0 to 9"),
     ):
-        files[1].write_text(json.dumps(wrong))
+        files[1].write_text(json.dumps(wrong), encoding="utf-8")
         with pytest.raises(UserError, match=words):
             read_solutions(files[1], back)
 
@@ -206,7 +207,7 @@ def test_either_attempt_may_be_right() -> None:
 def made(files: tuple[Path, Path], model: Path, out: Path, scored: bool = True, **more: Any) -> dict[str, Any]:
     plan = SubmissionPlan(files[0], str(model), out, files[1] if scored else None, overrides=BRIEF, **more)
     assert submit(plan, HERE, quiet=True) is not None
-    written: dict[str, Any] = json.loads((out / "submission.json").read_text())
+    written: dict[str, Any] = json.loads((out / "submission.json").read_text(encoding="utf-8"))
     return written
 
 
@@ -218,7 +219,7 @@ def test_a_submission_answers_everything_repeats_itself_and_needs_no_network(
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     first = made(files, model, tmp_path / "a", updates=3)
-    given, answers = json.loads(files[0].read_text()), json.loads(files[1].read_text())
+    given, answers = json.loads(files[0].read_text(encoding="utf-8")), json.loads(files[1].read_text(encoding="utf-8"))
     assert first.keys() == given.keys()
     for name, task in given.items():
         assert len(first[name]) == len(task["test"])
@@ -230,7 +231,7 @@ def test_a_submission_answers_everything_repeats_itself_and_needs_no_network(
     large = next(task.name for task in tasks() if task.side > CANVAS)
     assert all(answer == {"attempt_1": [[0]], "attempt_2": [[0]]} for answer in first[large])
 
-    score = json.loads((tmp_path / "a" / "score.json").read_text())
+    score = json.loads((tmp_path / "a" / "score.json").read_text(encoding="utf-8"))
     right = {n: [answers[n][i] in (a["attempt_1"], a["attempt_2"]) for i, a in enumerate(first[n])] for n in given}
     assert score["solved"] == right and (score["tasks"], score["left_out"], score["updates"]) == (4, 1, 3)
     assert score["test_inputs"] == sum(len(each) for each in right.values()) == 5
@@ -250,12 +251,12 @@ def test_the_time_limit_ends_the_training_and_not_the_submission(
 ) -> None:
     out = tmp_path / "out"
     assert made(files, model, out, updates=50, seconds=1e-9)
-    assert json.loads((out / "score.json").read_text())["updates"] == 1
+    assert json.loads((out / "score.json").read_text(encoding="utf-8"))["updates"] == 1
     assert made(files, model, out, updates=50, seconds=1e-9)  # goes on
-    assert json.loads((out / "score.json").read_text())["updates"] == 2
-    changed = json.loads(files[0].read_text())
+    assert json.loads((out / "score.json").read_text(encoding="utf-8"))["updates"] == 2
+    changed = json.loads(files[0].read_text(encoding="utf-8"))
     changed.popitem()
-    files[0].write_text(json.dumps(changed))
+    files[0].write_text(json.dumps(changed), encoding="utf-8")
     with pytest.raises(UserError, match="other challenges"):
         made(files, model, out, scored=False, updates=50)
     with pytest.raises(UserError, match="no submission"):
@@ -283,7 +284,7 @@ def test_an_imported_model_is_tuned_by_the_default_recipe(
     folder, data = tmp_path / "published", random_config("arc1-mini", SMALL).data
     write_imported(open_weights(model).model, folder, {"kind": "trm"}, None, data.flat())
     submission = made(files, folder, tmp_path / "out", updates=1)
-    assert submission.keys() == json.loads(files[0].read_text()).keys()
+    assert submission.keys() == json.loads(files[0].read_text(encoding="utf-8")).keys()
     write_imported(open_weights(model).model, tmp_path / "unnamed", {"kind": "trm"})
     with pytest.raises(UserError, match="does not say what it is for"):
         made(files, tmp_path / "unnamed", tmp_path / "other", updates=1)
@@ -321,7 +322,7 @@ def test_held_out_tasks_as_challenges(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def begun(model: Path, out: Path, data: dict[str, Any], **changes: Any) -> dict[str, torch.Tensor]:
     """The weights after one update that moves hardly anything."""
-    flat = json.loads((model / "config.json").read_text())
+    flat = json.loads((model / "config.json").read_text(encoding="utf-8"))
     still = {"lr": 1e-12, "table_lr": 0.0, "updates": 1, "epochs": None, "start": str(model)}
     config = resolve(
         "arc1-mini",
