@@ -23,7 +23,7 @@ from tests.support import ROOT, browser
 if reason := browser.missing():
     pytest.skip(reason, allow_module_level=True)
 
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 
 PAGE = ROOT / "ponder" / "serve" / "page"
 TOKEN = "sesame"
@@ -63,14 +63,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path
 def server(folders: dict[str, Path]) -> Iterator[str]:
     with browser.served("sudoku-4x4", "sudoku-6x6", "life-5x5", *folders.values(), token=TOKEN) as url:
         yield url
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        instance = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))
-        yield instance
-        instance.close()
 
 
 Open = Callable[..., Page]

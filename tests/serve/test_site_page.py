@@ -28,7 +28,7 @@ if reason := browser.missing():
     pytest.skip(reason, allow_module_level=True)
 pytest.importorskip("onnxruntime")
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 SOME = ("life-8x8", "sudoku-9x9")
 """Without a server there is most to get wrong: steps that are asked for, symbols that are exchangeable."""
@@ -55,14 +55,6 @@ def hosted(folder: Path) -> Iterator[str]:
         finally:
             server.shutdown()
             thread.join()
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        instance = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))
-        yield instance
-        instance.close()
 
 
 @pytest.fixture(scope="module")

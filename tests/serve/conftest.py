@@ -1,0 +1,21 @@
+"""What the tests in a real browser share."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import browser
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator["Browser"]:
+    from playwright.sync_api import sync_playwright  # not there on every machine: the tests that ask for it are skipped
+
+    with sync_playwright() as playwright:
+        instance = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))
+        yield instance
+        instance.close()
