@@ -66,6 +66,10 @@ class Runtime:
             dist.all_gather_object(values, value)
         return values
 
+    def clock(self) -> float:
+        """Seconds of work: the processor's own on a CPU, where a busy neighbour must not count; elsewhere the wall's."""
+        return time.process_time() if self.device.type == "cpu" else time.perf_counter()
+
     def barrier(self) -> None:
         if self.world > 1:
             with self._meeting():

@@ -191,7 +191,7 @@ def _equal(report: StudyReport, axis: str) -> list[str]:
         clock = results.clock(AXES[axis], results.study.variants, of)
         reached.append(f"{column} {'–' if clock is None else format(clock.at, ',.0f')}")
     return [
-        f"## At equal {'wall-clock' if axis == 'seconds' else 'updates'}",
+        f"## At equal {'processor time' if axis == 'seconds' else 'updates'}",
         details(found, report.titles, results.study.baseline),
         f"At the smallest common total of {words} ({'; '.join(reached)}), from the evaluations while training, "
         f"taken as straight in between.",

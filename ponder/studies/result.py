@@ -45,7 +45,7 @@ class CurvePoint(Kept):
     update: int
     seconds: float
     update_seconds: float | None = None
-    """Of `seconds`, those spent in updates; None in results that did not tell them apart."""
+    """Those spent in updates, of the processor on a CPU; None in results that did not tell them apart."""
     ema: dict[str, SplitScore]
     """Split -> its score. Without averaged weights, the plain ones."""
     online: dict[str, SplitScore] = {}

@@ -286,7 +286,7 @@ def train(
     outcome = None
     while outcome is None:
         if run.update < updates:
-            update_began = time.perf_counter()
+            update_began = runtime.clock()
             depth = Depth.at(config, run.update, updates)
             wish = _wish(limits, time.perf_counter() - began, stop)
             gathered = gather_gradients(run, source, depth, pool, runtime, precision, wish)
@@ -296,7 +296,8 @@ def train(
             factor = schedule(run.update)
             apply_gradients(run, gathered, factor, runtime)
             now = time.perf_counter()
-            run.seconds, run.update_seconds = spent_before + now - began, run.update_seconds + now - update_began
+            run.seconds = spent_before + now - began
+            run.update_seconds += runtime.clock() - update_began
             window = run.window or {}
             sums |= {"grad_norm": norm, "updates": 1.0}
             run.window = {k: window.get(k, 0.0) + v for k, v in sums.items()}

@@ -268,7 +268,7 @@ def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_pat
     between = read(kept, Quantity(score="Sudoku"), Clock("seconds", 60.0))
     assert between is not None and between.value == pytest.approx(0.38)
     assert read(kept, Quantity(score="Sudoku"), Clock("seconds", 20.0)) is None
-    assert "At equal wall-clock" in report.study_text(made) and "Sudoku 100)" in report.study_text(made)
+    assert "At equal processor time" in report.study_text(made) and "Sudoku 100)" in report.study_text(made)
     assert [v.verdict for v in made.verdicts] == [CONTRARY, UNDECIDED]
     assert "other side" in made.verdicts[0].compared[0].decision.why
 
