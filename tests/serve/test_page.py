@@ -78,14 +78,19 @@ def test_slider_shows_every_step(open_page: Open, page_server: str) -> None:
 
 def test_play_and_pause(open_page: Open) -> None:
     page = open_page("sudoku-wrong", reduced_motion="no-preference")
+    page.clock.install(time=0)
+    page.clock.pause_at(1000)  # from here on it is later only when the test says so
     page.get_by_role("button", name="Solve").click()
+    expect(page.locator(".bar")).to_have_count(9)  # all eight steps have come
+    page.clock.run_for(2000)
     expect(page.locator("#headline")).to_have_text(re.compile("Thinking: step"))
     page.get_by_role("button", name="Pause").click()
     at = page.get_by_role("slider").input_value()
-    page.wait_for_timeout(1000)
-    assert page.get_by_role("slider").input_value() == at != "8"
+    page.clock.run_for(60_000)
+    assert page.get_by_role("slider").input_value() == at and at not in ("0", "8")
     expect(page.locator("#detail")).to_have_text("The checker does not accept this yet.")
     page.get_by_role("button", name="Play").click()
+    page.clock.run_for(60_000)
     expect(page.locator("#headline")).to_have_text("Not correct")
 
 
