@@ -16,7 +16,7 @@ from ponder.reports.findings import (
     NOT_RUN,
 )
 from ponder.reports.pages import gather, make, study_text
-from ponder.reports.results import results_text
+from ponder.reports.results import headline, results_text
 from ponder.reports.tables import FIXED, MISSING, as_csv, entries, page_of
 from ponder.reports.values import Quantity
 from ponder.reports.verdicts import StudyReport
@@ -149,9 +149,13 @@ def test_the_first_page_says_what_holds_what_does_not_and_what_cannot_be_told(tm
         findings=[*findings, {"id": "arc", "claim": "claim arc.", "tests": [YES], "not_testable": {"mini": "too few"}}]
     )
     write(study_, tmp_path, known)
-    text = results_text([make(study_, "mini", tmp_path)], "mini", "results")
+    made = make(study_, "mini", tmp_path)
+    shown = headline([made])
+    assert "**Of the paper's 4 findings, 1 holds at this size, 1 comes out the other way, and 2 could not be" in shown
+    assert "\n- Holds: claim yes.\n- The other way round: claim no.\n" in shown and "claim open." not in shown
+    text = results_text([made], "mini", "results")
     parts = {part.split("\n")[0]: part for part in text.split("\n## ")}
-    assert "Of 4 findings of the paper 1 hold here, 1 come out the other way, and 2 could not be told" in text
+    assert "Of 4 findings of the paper 1 holds here, 1 comes out the other way, and 2 could not be told." in text
     assert "claim yes." in parts["What holds at this size"] and "claim no." in parts["What does not"]
     told = parts["What could not be told, and why"]
     assert "too small to be seen**: 1 finding (Two 1)" in told and "**Too few**: 1 finding (Two 1)" in told
