@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from ponder import data
 from ponder.base import files, runtime, stats
+from ponder.base.console import plain_table
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
@@ -165,9 +166,7 @@ def list_cards() -> list[dict[str, Any]]:
 
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("model", "domain", "parameters", "valid", "n"):
-        out.add_column(column, justify="left" if column in ("model", "domain", "valid") else "right", no_wrap=True)
+    out = plain_table("model", "domain", "parameters", "valid", "n", right=("parameters", "n"), no_wrap=True)
     for card in cards:
         scores = card["accuracy"]
         out.add_row(

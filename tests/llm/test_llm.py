@@ -279,9 +279,15 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def start(arguments: list[str]) -> Any:
-    """The command in a process of its own, forked so that it need not import torch again."""
-    process = multiprocessing.get_context("fork").Process(target=lambda: os._exit(cli.main(arguments)))
+def start(arguments: list[str], says: Path | None = None) -> Any:
+    """The command in a process of its own, forked so that it need not import torch again; `says` gets its stderr."""
+
+    def run() -> None:
+        if says is not None:
+            sys.stderr = says.open("w", encoding="utf-8", buffering=1)
+        os._exit(cli.main(arguments))
+
+    process = multiprocessing.get_context("fork").Process(target=run)
     process.start()
     return process
 
@@ -316,16 +322,18 @@ def test_killed_and_resumed_no_answer_is_asked_for_twice(
 def test_interrupted_it_waits_for_what_is_under_way(
     server: Server, dataset: Dataset, data_dir: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    arguments = words(server, data_dir, tmp_path, "gate:5")
-    process = start(arguments)
+    arguments, says = words(server, data_dir, tmp_path / "out", "gate:5"), tmp_path / "stderr"
+    process = start(arguments, says)
     until(lambda: server.stats()["now"] == 3)
     os.kill(process.pid, number)
-    time.sleep(0.3)
+    until(lambda: "waiting for the questions under way" in says.read_text(encoding="utf-8"))
     server.post("/open")
     process.join()
-    assert process.exitcode == 2 and len(rows(tmp_path)) == 8
+    assert process.exitcode == 2 and len(rows(tmp_path / "out")) == 8
     assert cli.main(arguments) == 0
-    assert server.stats()["requests"] == dict.fromkeys(server.stats()["requests"], 1) and len(rows(tmp_path)) == 12
+    assert (
+        server.stats()["requests"] == dict.fromkeys(server.stats()["requests"], 1) and len(rows(tmp_path / "out")) == 12
+    )
 
 
 def test_a_folder_holds_one_evaluation_and_one_process(server: Server, dataset: Dataset, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from tests.support import browser
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
+    from tests.support.page import Open
+
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator["Browser"]:
@@ -19,3 +21,19 @@ def chromium() -> Iterator["Browser"]:
         instance = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))
         yield instance
         instance.close()
+
+
+@pytest.fixture(scope="package")
+def page_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    from tests.support import page
+
+    with page.served(tmp_path_factory.mktemp("models")) as url:
+        yield url
+
+
+@pytest.fixture
+def open_page(chromium: "Browser", page_server: str) -> Iterator["Open"]:
+    from tests.support import page
+
+    with page.opener(chromium, page_server) as opened:
+        yield opened
