@@ -20,6 +20,7 @@ from rich.text import Text
 from ponder.base.errors import UserError
 from ponder.domains import registry
 from ponder.domains.contract import Json, Tokens
+from ponder.inference import plain
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.pictures import confident
 from ponder.inference.solver import Shelf, Solver, Unsolvable
@@ -27,6 +28,8 @@ from ponder.inference.weights import HUB, zoo_names
 
 CHUNK = 1024
 """Puzzles of a long file that share the machine; the answers of one chunk are out before the next is read."""
+FEW = 8
+"""Puzzles that are solved one by one sooner than torch is loaded."""
 PAUSE = 0.5
 """Seconds that a step stays on the screen."""
 BAR = 24
@@ -75,7 +78,9 @@ def main(args: Sequence[str]) -> None:
         raise UserError("--watch and --json exclude each other: --json --trace gives every step as data")
     if asked.trace and not asked.json:
         raise UserError("--trace belongs to --json: use --watch to see the steps")
-    shelf, wanted = open_shelf(asked.model, steps=asked.steps, fallback=asked.fallback, search=asked.search)
+    few = asked.file is None and "-" not in asked.puzzles and len(asked.puzzles) <= FEW
+    make = plain.solver if few else Solver
+    shelf, wanted = open_shelf(asked.model, steps=asked.steps, fallback=asked.fallback, search=asked.search, make=make)
     first = shelf.of(wanted)[0]
     puzzles = gather(asked, shelf, wanted, first)
     one = len(asked.puzzles) < 2 and "-" not in asked.puzzles and asked.file is None

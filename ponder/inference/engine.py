@@ -375,3 +375,15 @@ class Engine:
             self.batch = None
         elif not kept.all():
             self.batch = self.batch.take(np.flatnonzero(kept))
+
+
+@torch.no_grad()
+def logits_of(model: Reasoner, inputs: Tokens, steps: int) -> Floats:
+    """[tokens, symbols] what a model says of one puzzle after so many steps."""
+    device = model.table.device
+    carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
+    for _ in range(steps):
+        step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
+        carry = step.carry
+    out: Floats = step.logits[0].float().cpu().numpy()
+    return out

@@ -29,9 +29,8 @@ from ponder.config.schema import Frozen, SearchPlan, parse
 from ponder.domains.contract import Domain, Progress, Source, Tokens, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
-from ponder.inference.engine import SLOTS
+from ponder.inference.engine import SLOTS, logits_of
 from ponder.inference.search import default_noise, search, unverifiable
-from ponder.inference.solver import logits_of
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
