@@ -5,6 +5,7 @@ torch is loaded when a model that runs on it is opened: those of `ponder.inferen
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -47,7 +48,7 @@ class Solver:
         fallback: Literal["exact", "guided"] | None = None,
         search: int = 0,
     ) -> None:
-        """`search`: noisy restarts of a puzzle whose answer is refused, until one is accepted."""
+        """`search`: so many more tries at a puzzle whose answer is refused, until one is accepted."""
         _possible(steps, fallback, search)
         self.name, self.domain, self.config = self.open(model, device)
         if fallback is not None and not self.domain.exact:
@@ -126,6 +127,8 @@ class Solver:
 
         model = self.opened.model
         plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
+        if self.domain.supposes:
+            plan = replace(plan, steps=min(self.steps, self.config.max_steps), vary="suppose")
         found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
         return {int(i): found.of(row) for row, i in enumerate(refused) if found.accepted[row]}
 
@@ -158,7 +161,9 @@ class Solver:
         tokens, verified, notes = last.answer, last.valid, list[str]()
         if found is not None:
             tokens, verified = found.answers[0], True
-            notes.append(f"found by restart {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all")
+            how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
+            tries = f"try {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all"
+            notes.append(f"found by {how} ({tries})")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
