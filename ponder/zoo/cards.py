@@ -30,7 +30,7 @@ from ponder.domains.contract import Domain, Progress, Source, Tokens, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
 from ponder.inference.engine import SLOTS, logits_of
-from ponder.inference.search import default_noise, search, unverifiable
+from ponder.inference.search import default_noise, search
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
@@ -385,7 +385,7 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
     """Verified search on the puzzles of a split, within ten times the steps of training."""
     model, domain = opened.model, opened.domain
     assert domain is not None
-    if unverifiable(domain) or not model.config.states or model.config.halting == "asked":
+    if domain.unverifiable or not model.config.states or model.config.halting == "asked":
         return None
     plan = SearchPlan(TOTAL // DEEPER, DEEPER * model.config.max_steps, default_noise(model))
     if domain.supposes:
