@@ -5,14 +5,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from ponder.base import files
 from ponder.base.errors import UserError
+
+if TYPE_CHECKING:  # where a checkpoint lies is asked by commands that do without torch
+    from torch import Tensor
 
 STATE = "state.json"
 OWN = "sha256"
@@ -27,7 +28,7 @@ class Checkpoint:
     state: dict[str, Any]
     """Plain data: update, metrics so far, ... and `files`, the hashes of the tensors' files."""
 
-    def tensors(self, name: str) -> dict[str, Tensor]:
+    def tensors(self, name: str) -> "dict[str, Tensor]":
         if not self.has(name):
             raise UserError(f"checkpoint {self.path} is incomplete (it has no {name}.safetensors)")
         return read_tensors(self.path / f"{name}.safetensors")
@@ -36,7 +37,9 @@ class Checkpoint:
         return f"{name}.safetensors" in self.state["files"]
 
 
-def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> None:
+def write_tensors(folder: Path, name: str, tensors: "Mapping[str, Tensor]") -> None:
+    from safetensors.torch import save_file
+
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{name}.safetensors"
     try:
@@ -47,7 +50,9 @@ def write_tensors(folder: Path, name: str, tensors: Mapping[str, Tensor]) -> Non
         raise UserError(f"cannot write {file} ({reason}): make room, then give the same command again") from None
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> "dict[str, Tensor]":
+    from safetensors.torch import load_file
+
     try:
         loaded: dict[str, Tensor] = load_file(file)
     except SafetensorError as error:

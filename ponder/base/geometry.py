@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 
 @dataclass(frozen=True)
 class Relation:
@@ -42,6 +45,32 @@ class Geometry:
     """Positions of the digits of a number: the steps that the puzzle asks for, for models that take one at a time."""
     zero: int = 0
     """The token of the digit 0."""
+
+    def told(self, tokens: int) -> "Told":
+        """Its relations as sums over the positions of a puzzle."""
+        counts: dict[str, int] = {}
+        for relation in self.relations:
+            counts[relation.name] = counts.get(relation.name, 0) + len(relation.groups)
+        groups = sum(counts.values())
+        gather, tell = np.zeros((groups, tokens), np.float32), np.zeros((tokens, groups), np.float32)
+        i = 0
+        for relation in self.relations:
+            largest = max(map(len, relation.groups))  # one scale for all: a cell at the edge counts as others do
+            for group, told in zip(relation.groups, relation.tells, strict=True):
+                gather[i, list(group)] = largest**-0.5
+                tell[list(told), i] = 1.0
+                i += 1
+        return Told(counts, gather, tell)
+
+
+@dataclass(frozen=True)
+class Told:
+    counts: dict[str, int]
+    """Groups of each name, in the order of the rows of `gather`."""
+    gather: npt.NDArray[np.float32]
+    """[groups, tokens] what each group hears of its tokens."""
+    tell: npt.NDArray[np.float32]
+    """[tokens, groups] which groups speak to each token."""
 
 
 NO_GEOMETRY = Geometry()

@@ -20,6 +20,7 @@ from rich.text import Text
 from ponder.base.errors import UserError
 from ponder.domains import registry
 from ponder.domains.contract import Json, Tokens
+from ponder.inference import plain
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.pictures import confident
 from ponder.inference.solver import Shelf, Solver, Unsolvable
@@ -27,6 +28,8 @@ from ponder.inference.weights import HUB, zoo_names
 
 CHUNK = 1024
 """Puzzles of a long file that share the machine; the answers of one chunk are out before the next is read."""
+FEW = 8
+"""Puzzles that are solved one by one sooner than torch is loaded."""
 PAUSE = 0.5
 """Seconds that a step stays on the screen."""
 BAR = 24
@@ -62,7 +65,8 @@ def main(args: Sequence[str]) -> None:
         type=int,
         default=0,
         metavar="R",
-        help="where the answer is refused: R restarts with noise, side by side, until one is accepted (try 8)",
+        help="where the answer is refused: R more tries until one is accepted (try 8); where cells are to fill in, "
+        "each supposes a symbol that the model is unsure about, elsewhere its states get noise",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="ACT steps at most (default: 4 times the training's)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, errors too")
@@ -75,7 +79,9 @@ def main(args: Sequence[str]) -> None:
         raise UserError("--watch and --json exclude each other: --json --trace gives every step as data")
     if asked.trace and not asked.json:
         raise UserError("--trace belongs to --json: use --watch to see the steps")
-    shelf, wanted = open_shelf(asked.model, steps=asked.steps, fallback=asked.fallback, search=asked.search)
+    few = asked.file is None and "-" not in asked.puzzles and len(asked.puzzles) <= FEW
+    make = plain.solver if few else Solver
+    shelf, wanted = open_shelf(asked.model, steps=asked.steps, fallback=asked.fallback, search=asked.search, make=make)
     first = shelf.of(wanted)[0]
     puzzles = gather(asked, shelf, wanted, first)
     one = len(asked.puzzles) < 2 and "-" not in asked.puzzles and asked.file is None

@@ -48,6 +48,8 @@ class Seen:
     """Of the answer's logits: the lower, the more they speak for any symbols at all."""
     accepted: Bools | None
     """The checker's verdict; None unless the policy asks for it."""
+    logits: Tensor
+    """[puzzles, tokens, symbols], where the model computed them."""
 
 
 # When a puzzle is finished --------------------------------------------------------------------------------------------
@@ -289,6 +291,7 @@ class Engine:
             residual=halting.residual(batch.carry, step.carry).cpu().numpy(),
             energy=halting.energy(step).cpu().numpy(),
             accepted=accepted if self.policy.checks else None,
+            logits=step.logits,
         )
         # A puzzle that asks for so many steps gets them, neither more nor fewer, unless all are to run to the budget.
         asked = step.over is not None and not isinstance(self.policy, Full)
@@ -375,3 +378,15 @@ class Engine:
             self.batch = None
         elif not kept.all():
             self.batch = self.batch.take(np.flatnonzero(kept))
+
+
+@torch.no_grad()
+def logits_of(model: Reasoner, inputs: Tokens, steps: int) -> Floats:
+    """[tokens, symbols] what a model says of one puzzle after so many steps."""
+    device = model.table.device
+    carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
+    for _ in range(steps):
+        step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
+        carry = step.carry
+    out: Floats = step.logits[0].float().cpu().numpy()
+    return out

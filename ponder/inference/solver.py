@@ -1,23 +1,27 @@
-"""Solver: a puzzle in, a stream of ACT steps out. Shelf: the solvers at hand."""
+"""Solver: a puzzle in, a stream of ACT steps out. Shelf: the solvers at hand.
+
+torch is loaded when a model that runs on it is opened: those of `ponder.inference.plain` do without.
+"""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from ponder.base import stats
 from ponder.base.errors import UserError, unknown
-from ponder.config.schema import SearchPlan
+from ponder.config.schema import ModelConfig, SearchPlan
 from ponder.domains.contract import Domain, Json, Tokens
 from ponder.inference.answers import Answer, Thought
-from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
-from ponder.inference.search import Found, default_noise, search, unverifiable
 from ponder.inference.weights import open_weights, zoo_names
-from ponder.model.reasoner import Reasoner
+
+if TYPE_CHECKING:
+    from ponder.inference.engine import Engine, Seen
+    from ponder.inference.search import Found
 
 
 class Unsolvable(UserError):
@@ -44,22 +48,28 @@ class Solver:
         fallback: Literal["exact", "guided"] | None = None,
         search: int = 0,
     ) -> None:
-        """`search`: noisy restarts of a puzzle whose answer is refused, until one is accepted."""
+        """`search`: so many more tries at a puzzle whose answer is refused, until one is accepted."""
         _possible(steps, fallback, search)
-        self.opened = open_weights(model, device=torch.device(device))
-        if self.opened.domain is None:
-            raise UserError(f"{model} was imported and names no domain: import it again with --domain PRESET")
-        if fallback is not None and not self.opened.domain.exact:
-            raise UserError(f"{self.opened.domain.name} has no exact solver: leave out fallback")
-        if fallback == "guided" and type(self.opened.domain).guided is Domain.guided:
-            raise UserError(f"{self.opened.domain.name} has no search to be guided: give fallback 'exact'")
-        self.name = self.opened.name
-        self.domain: Domain = self.opened.domain
-        self.steps = 4 * self.opened.model.config.max_steps if steps is None else steps
+        self.name, self.domain, self.config = self.open(model, device)
+        if fallback is not None and not self.domain.exact:
+            raise UserError(f"{self.domain.name} has no exact solver: leave out fallback")
+        if fallback == "guided" and type(self.domain).guided is Domain.guided:
+            raise UserError(f"{self.domain.name} has no search to be guided: give fallback 'exact'")
+        self.steps = 4 * self.config.max_steps if steps is None else steps
         self.fallback = fallback
         self.search = search
-        if search and (why := unverifiable(self.domain)):
-            raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
+        if search:
+            from ponder.inference.search import unverifiable
+
+            if why := unverifiable(self.domain):
+                raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
+
+    def open(self, model: str | Path, device: str) -> tuple[str, Domain, ModelConfig]:
+        """Make it ready to think; its name, what it is for and what it is."""
+        self.opened = open_weights(model, device=device)
+        if self.opened.domain is None:
+            raise UserError(f"{model} was imported and names no domain: import it again with --domain PRESET")
+        return self.opened.name, self.opened.domain, self.opened.model.config
 
     def read(self, puzzle: str | Json) -> Tokens:
         """The puzzle as tokens. Raises UserError where it is malformed or breaks the rules at first sight."""
@@ -92,12 +102,14 @@ class Solver:
 
     def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
         """The same for puzzles that were read."""
+        from ponder.inference.engine import SLOTS
+
         if not len(puzzles):
             return []
         inputs = np.stack(puzzles)
         traces: list[list[Thought]] = [[] for _ in puzzles]
 
-        def watch(seen: Seen) -> None:
+        def watch(seen: "Seen") -> None:
             for row, ticket in enumerate(seen.tickets):
                 trace = traces[ticket]
                 trace.append(self.thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
@@ -106,36 +118,42 @@ class Solver:
         found = self.searched(inputs, traces)
         return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
 
-    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, Found]:
+    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> "dict[int, Found]":
         """Of the puzzles whose last thought is refused, what a search finds, where one is asked for."""
         refused = np.array([i for i, trace in enumerate(traces) if not trace[-1].valid], dtype=np.int64)
         if not self.search or not len(refused):
             return {}
+        from ponder.inference.search import default_noise, search
+
         model = self.opened.model
         plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
+        if self.domain.supposes:
+            plan = replace(plan, steps=min(self.steps, self.config.max_steps), vary="suppose")
         found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
         return {int(i): found.of(row) for row, i in enumerate(refused) if found.accepted[row]}
 
     # The parts of `solve`, for those who run the engine themselves (`ponder serve` batches the puzzles of many clients)
 
-    def engine(self, slots: int) -> Engine:
+    def engine(self, slots: int) -> "Engine":
+        from ponder.inference.engine import Checker, Engine, Full
+
         policy = Checker() if self.domain.checkable else Full()
         return Engine(self.opened.model, self.domain, slots, policy, self.steps)
 
-    def thought(self, seen: Seen, row: int, before: Tokens) -> Thought:
-        head = self.opened.model.config.head
-        confidence = float(stats.probability(seen.confidence[row])) if head else float("nan")
+    def thought(self, seen: "Seen", row: int, before: Tokens) -> Thought:
+        confidence = float(stats.probability(seen.confidence[row])) if self.config.head else float("nan")
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
 
-    @torch.no_grad()
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         """[tokens, symbols] what the model says of one puzzle after so many steps."""
+        from ponder.inference.engine import logits_of
+
         return logits_of(self.opened.model, inputs, steps)
 
     def answer(
-        self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None, found: Found | None = None
+        self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None, found: "Found | None" = None
     ) -> Answer:
         """The last thought as an answer, or what a search `found`, or the exact one where that is refused and
         `fallback` (or the solver's) asks for it; and what there is to say about it."""
@@ -143,7 +161,9 @@ class Solver:
         tokens, verified, notes = last.answer, last.valid, list[str]()
         if found is not None:
             tokens, verified = found.answers[0], True
-            notes.append(f"found by restart {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all")
+            how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
+            tries = f"try {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all"
+            notes.append(f"found by {how} ({tries})")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
@@ -177,17 +197,6 @@ class Solver:
         )
 
 
-def logits_of(model: Reasoner, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
-    """[tokens, symbols] what a model says of one puzzle after so many steps."""
-    device = model.table.device
-    carry = model.start(torch.zeros(1, dtype=torch.int64, device=device))
-    for _ in range(steps):
-        step = model(carry, torch.from_numpy(inputs[None]).to(device, torch.int64), model.table[:1], noise=0.0)
-        carry = step.carry
-    out: npt.NDArray[np.float32] = step.logits[0].float().cpu().numpy()
-    return out
-
-
 class Shelf:
     """The solvers at hand, opened when first asked for: the zoo's, or the models (names, run folders) one lists."""
 
@@ -198,11 +207,14 @@ class Shelf:
         steps: int | None = None,
         fallback: Literal["exact", "guided"] | None = None,
         search: int = 0,
+        make: "Callable[..., Solver]" = Solver,
     ) -> None:
+        """`make`: opens one, given the model and the rest in this order."""
         _possible(steps, fallback, search)  # here too: below, what cannot be opened is a model's fault
         self.places = {Path(m).name: m for m in (zoo_names() if models is None else models)}
         self.zoo = models is None
-        self.device, self.steps, self.fallback, self.search = device, steps, fallback, search
+        self.how = steps, device, fallback, search
+        self.make = make
         self.opened: dict[str, Solver] = {}
         if not self.places:
             raise UserError("there is no model: train one and name its run folder")
@@ -215,7 +227,7 @@ class Shelf:
         if name not in self.places:
             raise unknown("model", name, self.places)
         if name not in self.opened:
-            self.opened[name] = Solver(self.places[name], self.steps, self.device, self.fallback, self.search)
+            self.opened[name] = self.make(self.places[name], *self.how)
         return self.opened[name]
 
     @property

@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
 from pydantic import ConfigDict, Field
 
 from ponder import checkpoint
@@ -17,8 +17,11 @@ from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, DataConfig
 from ponder.config.schema import Frozen, ModelConfig, parse
 from ponder.domains.contract import Domain
-from ponder.model.fit import check_sizes
-from ponder.model.reasoner import Reasoner
+
+if TYPE_CHECKING:  # names and folders are asked for by commands that do without torch
+    import torch
+
+    from ponder.model.reasoner import Reasoner
 
 ZOO = Path(__file__).parents[1] / "zoo"
 """The models that come with ponder."""
@@ -45,7 +48,7 @@ class Opened:
 
     name: str
     path: Path
-    model: Reasoner
+    model: "Reasoner"
     config: Config | None
     domain: Domain | None
     update: int | None
@@ -67,9 +70,12 @@ def zoo_names() -> list[str]:
     return sorted(zoo_folders())
 
 
-def open_weights(where: str | Path, weights: str = "ema", device: torch.device | None = None) -> Opened:
+def open_weights(where: str | Path, weights: str = "ema", device: "torch.device | str | None" = None) -> Opened:
     """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, an imported folder, or a
     model on the Hub."""
+    from ponder.model.fit import check_sizes
+    from ponder.model.reasoner import Reasoner
+
     path, on_hub = Path(where), str(where).startswith(HUB)
     name = path.name  # of one on the Hub: with its revision, where one is given
     if on_hub:
@@ -80,14 +86,14 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
             raise unknown("model", where, zoo) if "/" not in str(where) else UserError(f"there is no {where}")
         path = zoo[str(where)]
     run, saved = _locate(path)
-    stored = _settings(run)
+    stored = settings(run)
     if saved is not None:
         chosen = "ema" if weights == "ema" and saved.has("ema") else "weights"
         tensors, sha256 = saved.tensors(chosen), saved.state["files"][f"{chosen}.safetensors"]
     else:
         file = run / "weights.safetensors"
         tensors, sha256 = checkpoint.read_tensors(file), files.sha256(file)
-        _as_carded(run, sha256)
+        as_carded(run, sha256)
     if isinstance(stored, Imported):
         config, data, domain = None, stored.data, stored.domain()
         check_sizes(stored.model, stored.vocab, stored.tokens, tensors)
@@ -111,7 +117,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: torch.device |
     return Opened(name if on_hub else path.name, path, model, config, domain, update, sha256, data, kept=on_hub)
 
 
-def _as_carded(folder: Path, weights: str) -> None:
+def as_carded(folder: Path, weights: str) -> None:
     """A model whose card says what its files are is that one. Most folders have no card."""
     if not (folder / "card.json").is_file():
         return
@@ -187,7 +193,7 @@ class Imported(Frozen):
         return domain
 
 
-def _settings(run: Path) -> "Imported | Config":
+def settings(run: Path) -> "Imported | Config":
     stored = files.read_object(run / "config.json", "restore it from a copy")
     if stored.get("kind") == "imported":
         return parse(Imported, stored, str(run / "config.json"))

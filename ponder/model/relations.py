@@ -27,19 +27,10 @@ class Relations(nn.Module):
         self.prefix = config.prefix
         self.symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
         self.tokens = tokens = (length - config.prefix) // self.symbols
-        self.counts: dict[str, int] = {}
-        for relation in geometry.relations:
-            self.counts[relation.name] = self.counts.get(relation.name, 0) + len(relation.groups)
-        groups = sum(self.counts.values())
-        gather, tell, i = torch.zeros(groups, tokens), torch.zeros(tokens, groups), 0
-        for relation in geometry.relations:
-            largest = max(map(len, relation.groups))  # one scale for all: a cell at the edge counts as others do
-            for group, told in zip(relation.groups, relation.tells, strict=True):
-                gather[i, list(group)] = largest**-0.5
-                tell[list(told), i] = 1.0
-                i += 1
-        self.register_buffer("gather", gather, persistent=False)
-        self.register_buffer("tell", tell, persistent=False)
+        told = geometry.told(tokens)
+        self.counts = told.counts
+        self.register_buffer("gather", torch.tensor(told.gather), persistent=False)
+        self.register_buffer("tell", torch.tensor(told.tell), persistent=False)
         kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "all"]
         self.kinds = nn.ModuleDict({kind: SwiGLU(config.width, config) for kind in kinds})
 

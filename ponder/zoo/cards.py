@@ -25,13 +25,12 @@ from ponder.base.console import plain_table
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
-from ponder.config.schema import Frozen, SearchPlan, parse
+from ponder.config.schema import Frozen, SearchPlan, Vary, parse
 from ponder.domains.contract import Domain, Progress, Source, Tokens, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
-from ponder.inference.engine import SLOTS
+from ponder.inference.engine import SLOTS, logits_of
 from ponder.inference.search import default_noise, search, unverifiable
-from ponder.inference.solver import logits_of
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
@@ -44,8 +43,9 @@ HARD = 12
 """Puzzles that a card keeps because they take long."""
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
-SEARCHED, RESTARTS, DEEPER = 1000, 5, 2
-"""Verified search of a card: puzzles, restarts of each, and ACT steps of each over those of training."""
+SEARCHED, TOTAL, DEEPER = 1000, 10, 2
+"""Verified search of a card: puzzles, ACT steps in all over those of training, and those of a noisy restart."""
+TRIES: Mapping[Vary, str] = {"noise": "noisy restarts", "suppose": "suppositions"}
 TIMED = 100
 """Puzzles that the classical methods are timed on."""
 
@@ -92,13 +92,14 @@ class Hard(Frozen):
 
 
 class Searched(Frozen):
-    """Verified search: what is solved with noisy restarts, and the ACT steps that a puzzle took in all."""
+    """Verified search: what is solved with several tries, and the ACT steps that a puzzle took in all."""
 
     restarts: int
     steps: int
     n: int
     solved: Share
     compute: float
+    vary: Vary = "noise"
 
 
 class Fallback(Frozen):
@@ -210,7 +211,8 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
     console.print(scores)
     if found := card.get("search"):
         console.print(
-            f"  [dim]verified search[/]  {share_words(found['solved'])} with {found['restarts']} restarts of "
+            f"  [dim]verified search[/]  {share_words(found['solved'])} with {found['restarts']} "
+            f"{TRIES[found.get('vary', 'noise')]} of "
             f"{found['steps']} steps, {found['compute']:.0f} ACT steps on average, n {found['n']:,}",
             soft_wrap=True,
         )
@@ -370,7 +372,9 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
     assert domain is not None
     if unverifiable(domain) or not model.config.states or model.config.halting == "asked":
         return None
-    plan = SearchPlan(RESTARTS, DEEPER * model.config.max_steps, default_noise(model))
+    plan = SearchPlan(TOTAL // DEEPER, DEEPER * model.config.max_steps, default_noise(model))
+    if domain.supposes:
+        plan = SearchPlan(TOTAL, model.config.max_steps, 0.0, vary="suppose")
     found = search(model, domain, some(source, SEARCHED), plan)
     n = len(found.accepted)
     return {
@@ -379,6 +383,7 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
         "n": n,
         "solved": stats.share(found.accepted.mean(), n),
         "compute": round(float(found.compute.mean()), 1),
+        "vary": plan.vary,
     }
 
 

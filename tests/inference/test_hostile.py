@@ -15,9 +15,8 @@ from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.config.resolve import read_yaml
 from ponder.data import MANIFEST, Dataset
-from ponder.inference import weights
 from ponder.inference.weights import ZOO, open_weights
-from ponder.model import published
+from ponder.model import published, reasoner
 from tests.commands.test_import import Published
 
 
@@ -32,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """No model is made."""
-    for module in (weights, published):
+    for module in (reasoner, published):
         monkeypatch.setattr(module, "Reasoner", lambda *_: pytest.fail("a model is made"))
 
 
