@@ -18,6 +18,10 @@ PAGES = [
 ]
 
 
+def test_there_are_pages_and_they_point_to_each_other() -> None:
+    assert len(PAGES) > 30 and sum(len(list(site.links(page))) for page in PAGES) > 100
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_page_points_to_is_there(page: Path) -> None:
     for target in site.links(page):

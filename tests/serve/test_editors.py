@@ -77,7 +77,8 @@ def test_asking_beyond_the_trained_horizon_says_so(open_page: Open) -> None:
         page.get_by_label("Generations ahead").fill(str(asked))
         expect(page.locator("#view .hint")).to_have_text(words)
     page = open_page("life-5x5", PUZZLES["life-wrong"])
-    accuracy = json.loads((ZOO / "life-5x5" / "card.json").read_text(encoding="utf-8"))["accuracy"]
+    card, config = (json.loads((ZOO / "life-5x5" / n).read_text("utf-8")) for n in ("card.json", "config.json"))
+    accuracy, trained = card["accuracy"], ceil(config["data"]["max_steps"] / 2)
     for beyond, split in ((1, "plus_1"), (2, "plus_2"), (9, "plus_3"), (10, "plus_10"), (40, "plus_10")):
         page.get_by_label("Generations ahead").fill(str(trained + beyond))
         score = accuracy[split]

@@ -14,9 +14,12 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from ponder.config.resolve import resolve
 from ponder.domains import registry
 from ponder.domains.skeleton import write_package
-from tests.support import ROOT, browser
+from tests.support import ROOT
+from tests.support.folders import random_folder
+from tests.support.serving import serving
 
 PAGE = ROOT / "ponder" / "serve" / "page"
 TOKEN = "sesame"
@@ -39,6 +42,7 @@ PRESETS = {
     "joint-wrong": "joint-mini",
     "sort-wrong": "sort-mini",
 }
+WRONG = {"model": {"width": 16, "heads": 2, "max_steps": 2}}
 Open = Callable[..., Page]
 
 
@@ -50,10 +54,13 @@ def served(root: Path) -> Iterator[str]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(registry.FILES, "")  # gone again once the server has read it
             registry.use_file(str(root / "package" / "ponder_sort" / "__init__.py"))
-            folders = [browser.untrained(preset, root / name) for name, preset in PRESETS.items()]
-            url = stack.enter_context(browser.served("sudoku-4x4", "sudoku-6x6", "life-5x5", *folders, token=TOKEN))
+            # Of a seed whose answers keep changing, and are wrong.
+            folders = [random_folder(root / n, resolve(p, "ponder", WRONG), seed=3) for n, p in PRESETS.items()]
+            models: list[str | Path] = ["sudoku-4x4", "sudoku-6x6", "life-5x5", *folders]
+            words = [word for model in models for word in ("--model", model)]
+            server = stack.enter_context(serving(*words, token=TOKEN))
         registry.brought.cache_clear()
-        yield url
+        yield server.url
 
 
 @contextmanager
