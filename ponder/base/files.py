@@ -83,7 +83,11 @@ def read(path: Path, limit: int = LARGEST) -> bytes:
 
 
 def read_json(path: Path) -> Any:
-    content = read(path)
+    return parse_json(read(path))
+
+
+def parse_json(content: str | bytes) -> Any:
+    """What is nested deeper than Python can follow is an error like every other."""
     try:
         return json.loads(content)
     except RecursionError:

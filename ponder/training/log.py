@@ -74,7 +74,7 @@ def _read(path: Path, content: bytes) -> list[dict[str, Any]]:
     rows, lines = list[dict[str, Any]](), content.split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = files.parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError("a row has names")
         except ValueError:
