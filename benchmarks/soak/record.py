@@ -95,8 +95,9 @@ PAGE_TEXT = """# Reliability
 
 Written by `make soak` (`python -m benchmarks.soak`) from its record, `results/soak.json`, to which every run adds:
 {runs} runs, {hours:.1f} hours altogether. A run takes the next seed; a fault and an input are functions of the seed and
-their number, so that each can be had again. `make soak SOAK=8` goes on for eight hours, with TMPDIR in memory twice as
-far; `python -m benchmarks.soak --only faults` (or fuzz, or load) does one part; `make test` tries every kind once. The last run found {failures} failures, all of them together {all_failures}: what they were stands at the end.
+their number, so that each can be had again. `make soak SOAK=8` goes on for eight hours (TMPDIR in memory spares the
+disk), `python -m benchmarks.soak --only faults` (or fuzz, or load) does one part, `make test` tries every kind once.
+The last run found {failures} failures, all of them together {all_failures}: what they were stands at the end.
 
 ## Faults
 
