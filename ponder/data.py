@@ -173,6 +173,8 @@ class Dataset:
         for name, entry in self.manifest["splits"][split].items():
             file = self.path / entry["file"]
             try:
+                if not file.is_file():  # a pipe would keep us waiting
+                    raise FileNotFoundError
                 array = np.load(file, mmap_mode="r")
             except Exception:  # a damaged header goes through Python's own tokenizer, whose errors are of many kinds
                 raise UserError(f"{file} is missing or damaged: delete {self.path} and build again") from None
