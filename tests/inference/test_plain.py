@@ -17,7 +17,7 @@ from ponder.domains.life.generate import LifeParams
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.inference.plain import Beyond, Plain, PlainSolver, solver
 from ponder.inference.solver import Solver
-from ponder.inference.weights import zoo_names
+from ponder.inference.weights import ZOO, zoo_names
 from ponder.model.reasoner import Reasoner
 from tests.support import rounding
 
