@@ -143,10 +143,13 @@ class Solver:
         return Engine(self.opened.model, self.domain, slots, policy, self.steps)
 
     def thought(self, seen: "Seen", row: int, before: Tokens) -> Thought:
-        confidence = float(stats.probability(seen.confidence[row])) if self.config.head else float("nan")
+        confidence = self._sure(seen.confidence[row])
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
+
+    def _sure(self, logit: float) -> float:
+        return float(stats.probability(logit)) if self.config.head else float("nan")
 
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         """[tokens, symbols] what the model says of one puzzle after so many steps."""
@@ -160,11 +163,11 @@ class Solver:
         """The last thought as an answer, or what a search `found`, or the exact one where that is refused and
         `fallback` (or the solver's) asks for it; and what there is to say about it."""
         last = trace[-1]
-        tokens, verified, notes = last.answer, last.valid, list[str]()
+        tokens, verified, notes, confidence = last.answer, last.valid, list[str](), last.confidence
         if found is not None:
-            tokens, verified = found.answers[0], True
+            tokens, verified, confidence = found.answers[0], True, self._sure(found.confidence[0])
             how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
-            tries = f"try {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all"
+            tries = f"try {found.restart[0]} of {self.search}, {found.compute[0]} more ACT steps"
             notes.append(f"found by {how} ({tries})")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
@@ -194,7 +197,7 @@ class Solver:
             by=by,
             note="; ".join(notes),
             steps=last.step,
-            confidence=last.confidence,
+            confidence=confidence,
             trace=tuple(trace),
         )
 
