@@ -7,7 +7,6 @@ the logarithms: 1 is linear, 0 is no growth. Those above 1 are explained where t
 
 import argparse
 import io
-import json
 import multiprocessing
 import os
 import tempfile

@@ -158,7 +158,8 @@ def show(row: Row) -> str:
     lines = [f"{row.model}, {row.clients} clients:"]
     for name, r in (("continuous batching", row.continuous), ("one at a time", row.single)):
         lines.append(
-            f"  {name:<20} {r.slots:>3} slots, {r.n:>5} puzzles: {r.per_second:7.1f} puzzles a second, latency p50 {r.p50_ms:7.1f} ms, "
+            f"  {name:<20} {r.slots:>3} slots, {r.n:>5} puzzles: "
+            f"{r.per_second:7.1f} puzzles a second, latency p50 {r.p50_ms:7.1f} ms, "
             f"p99 {r.p99_ms:7.1f} ms, server CPU {r.cpu_ms:6.2f} ms a puzzle"
         )
     verdict = "reached" if row.reached else "MISSED"
