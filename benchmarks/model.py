@@ -256,14 +256,16 @@ def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str,
 
 # Where the time of an update goes -------------------------------------------------------------------------------------
 
-PROFILED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+PROFILED: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
+    ("sudoku-mini", None, {}),
+    ("sudoku-6x6-mini", None, {}),
+    ("sudoku-9x9-mini", None, {}),
+    ("maze-15x15-mini", None, {}),
+    ("life-mini", None, {}),
     ("sudoku-mini", "ponder", {}),
-    ("sudoku-mini", "ponder-mlp", {}),
-    ("sudoku-6x6-mini", "ponder-mlp", {}),
-    ("life-mini", "ponder-short", {}),
-    ("maze-mini", "ponder-short", {}),
     ("sudoku-paper", "ponder", {"model": {"layers": 1}, "train": {"batch": 16, "accumulate": 1}}),
 )
+"""Preset, model (None: the preset's own recipe), changes."""
 PARTS = ("products", "attention", "norms", "SwiGLU", "random numbers", "losses", "optimiser", "refill", "the rest")
 KERNELS = {
     "_ShortAttention": "attention",
@@ -290,7 +292,7 @@ def named(part: str, *places: tuple[Any, str]) -> Iterator[None]:
             setattr(owner, name, function)
 
 
-def profile_update(preset: str, model: str, changes: dict[str, Any], rounds: int) -> dict[str, float]:
+def profile_update(preset: str, model: str | None, changes: dict[str, Any], rounds: int) -> dict[str, float]:
     """Milliseconds of each part, `update`: all of it unobserved, and `at peak`: what its useful FLOPs take alone.
 
     Every single operation counts with the least time it took in any of the updates, which all run the same ones: what
@@ -330,7 +332,7 @@ def profile_update(preset: str, model: str, changes: dict[str, Any], rounds: int
     peak = Peak(shape)
     for _ in range(rounds):
         peak.measure()
-    flops = cost.flops(config.model, len(domain.vocab), domain.seq_len).training
+    flops = cost.flops(config.model, len(domain.vocab), domain.seq_len, domain.geometry).training
     return out | {"update": alone * 1e3, "at peak": flops * config.train.batch / peak.rate * 1e3}
 
 
@@ -358,7 +360,10 @@ def print_profile(rounds: int) -> None:
         spent = profile_update(preset, model, changes, rounds)
         total = sum(spent[part] for part in PARTS)
         shares = [f"{spent[part] / total:.1%}" for part in PARTS] + [f"{spent['at peak'] / spent['update']:.0%}"]
-        print(f"| {preset}, {model} | {spent['update']:.0f} | {' | '.join(shares)} |", flush=True)
+        print(
+            f"| {preset}, {resolve(preset, model).model.name} | {spent['update']:.0f} | {' | '.join(shares)} |",
+            flush=True,
+        )
 
 
 def main() -> None:

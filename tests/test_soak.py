@@ -44,7 +44,7 @@ def test_the_campaign_sees_an_end_that_differs(
 def test_what_nobody_should_give_is_taken_or_refused(kind: str, made: dict[str, Work], place: Path) -> None:
     sound = place / "sound"
     if not sound.exists():
-        fuzz.sound(sound, place / "data", place / "trained")
+        fuzz.sound(sound)
     found = fuzz.batch(kind, sound, 0, 10, most=5 if kind == "command lines" else 40)
     assert not found.said and found.counts["tried"] > 0
     assert (found.counts["refused"] > 0) == (kind != "answers of language models")  # which never fail

@@ -324,6 +324,11 @@ class Domain(ABC):
         raise UserError(f"{self.name} has no search to be guided")
 
     @property
+    def unverifiable(self) -> str:
+        """Why it is no achievement that the checker accepts an answer; empty where it is one."""
+        return self.checker_solves or ("" if self.checkable else "it has no checker")
+
+    @property
     def supposes(self) -> bool:
         """Whether a search may fill in a cell on trial: with the right symbol it is a puzzle of the same answer."""
         return False

@@ -31,11 +31,6 @@ RULES = {
 }
 
 
-def unverifiable(domain: Domain) -> str:
-    """Why an answer that the checker accepts is no achievement here; empty where it is."""
-    return domain.checker_solves or ("" if domain.checkable else "it has no checker")
-
-
 SEARCH = 101
 """What these random numbers are for, beside the uses that ponder/rng.py lists."""
 SIZE = 0.16
@@ -202,7 +197,7 @@ def _supposing(make: Callable[[], Engine], inputs: Tokens, task_ids: Ints, keys:
 
 
 def _possible(model: Reasoner, domain: Domain, plan: SearchPlan) -> None:
-    if plan.select == "checker" and (why := unverifiable(domain)):
+    if plan.select == "checker" and (why := domain.unverifiable):
         raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
     if plan.select == "first-halt" and not model.config.head:
         raise UserError("select first-halt needs a halting head and this model has none: select by confidence")

@@ -57,7 +57,7 @@ class Transcript:
         """The answers by key; failures are asked again."""
         for number, line in enumerate(text[:whole].splitlines(), 1):
             try:
-                row = json.loads(line)
+                row = files.parse_json(line)
                 if "error" not in row:
                     self.rows[row["key"]] = row
             except (ValueError, TypeError, KeyError):

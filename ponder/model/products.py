@@ -38,12 +38,16 @@ ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.back
 """oneDNN's product of a linear layer, where torch was built with it."""
 
 
+def watched() -> bool:
+    """Whether somebody looks on who wants plain operations: a compiler, an exporter, a counter."""
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+
+
 def by_onednn(weight: Tensor) -> bool:
     """Whether products with this weight go to oneDNN. Compilers, exporters and counters get operations they know."""
     if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
         return False
-    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-    return not watched and not torch.is_autocast_enabled(weight.device.type)
+    return not watched() and not torch.is_autocast_enabled(weight.device.type)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,18 @@
 """Tokens mix through the rules of the puzzle: rows, boxes, neighbours."""
 
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.base.errors import UserError
-from ponder.base.geometry import Geometry
+from ponder.base.geometry import Geometry, Told
 from ponder.config.schema import ModelConfig
-from ponder.model.products import SwiGLU, SwiWeights
+from ponder.model.products import SwiGLU, SwiWeights, watched
 
 
 class Relations(nn.Module):
@@ -31,6 +36,7 @@ class Relations(nn.Module):
         self.counts = told.counts
         self.register_buffer("gather", torch.tensor(told.gather), persistent=False)
         self.register_buffer("tell", torch.tensor(told.tell), persistent=False)
+        self.ends = Ends.of(self.prefix, self.symbols, told)
         kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "all"]
         self.kinds = nn.ModuleDict({kind: SwiGLU(config.width, config) for kind in kinds})
 
@@ -42,15 +48,162 @@ class Relations(nn.Module):
         }
 
     def forward(self, x: Tensor, weights: dict[str, SwiWeights]) -> Tensor:
+        plain = x.device.type != "cpu" or watched() or torch.is_autocast_enabled("cpu")
+        heard = self.heard(x) if plain else Heard(*_Hear.apply(x, self.ends))  # type: ignore[no-untyped-call]
+        parts = heard.groups.split(list(self.counts.values()), dim=1)
+        answers = torch.cat(
+            [self.kinds[k](part, weights[k]) for k, part in zip(self.counts, parts, strict=True)], dim=1
+        )
+        cells = None if heard.cells is None else self.kinds["symbols"](heard.cells, weights["symbols"])
+        everything: Tensor = self.kinds["all"](heard.all, weights["all"])
+        if plain:
+            return self.told(answers, cells, everything)
+        out: Tensor = _Tell.apply(answers, cells, everything, self.ends)  # type: ignore[no-untyped-call]
+        return out
+
+    # The two ends in operations that compilers, exporters and other devices know
+
+    def heard(self, x: Tensor) -> "Heard":
         batch, length, width = x.shape
         body = x[:, self.prefix :].reshape(batch, self.tokens, self.symbols * width)
         groups = torch.matmul(self.gather.to(x.dtype), body).view(batch, -1, self.symbols, width)
-        parts = groups.split(list(self.counts.values()), dim=1)
-        answers = [self.kinds[kind](part, weights[kind]) for kind, part in zip(self.counts, parts, strict=True)]
-        mixed = torch.matmul(self.tell.to(x.dtype), torch.cat(answers, dim=1).view(batch, -1, self.symbols * width))
-        mixed = mixed.view(batch, self.tokens, self.symbols, width)
+        cells = None
         if self.symbols > 1:
-            cells = body.view(mixed.shape).sum(dim=2) * self.symbols**-0.5
-            mixed = mixed + self.kinds["symbols"](cells, weights["symbols"])[:, :, None]
-        everything: Tensor = self.kinds["all"](x.sum(dim=1, keepdim=True) * length**-0.5, weights["all"])
+            cells = body.view(batch, self.tokens, self.symbols, width).sum(dim=2) * self.symbols**-0.5
+        return Heard(groups, cells, x.sum(dim=1, keepdim=True) * length**-0.5)
+
+    def told(self, answers: Tensor, cells: Tensor | None, everything: Tensor) -> Tensor:
+        batch, _, symbols, width = answers.shape
+        mixed = torch.matmul(self.tell.to(answers.dtype), answers.view(batch, -1, symbols * width))
+        mixed = mixed.view(batch, self.tokens, symbols, width)
+        if cells is not None:
+            mixed = mixed + cells[:, :, None]
         return F.pad(mixed.view(batch, -1, width), (0, 0, self.prefix, 0)) + everything
+
+
+@dataclass(frozen=True)
+class Heard:
+    groups: Tensor
+    """[B, groups, symbols, width] what each group's tokens add up to."""
+    cells: Tensor | None
+    """[B, cells, width] the same of a cell's symbols, where it has several."""
+    all: Tensor
+    """[B, 1, width] and of everything."""
+
+
+# The same two ends on a CPU -------------------------------------------------------------------------------------------
+
+
+SPARSE = 10
+"""The few tokens of a group are added up one after the other, instead of by a product with mostly zeros, where they are
+fewer than one in so many: one more of them takes as long as so many terms of a product (docs/performance.md)."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """y = M x along the tokens [B, tokens, ...]."""
+
+    matrix: Tensor
+    lists: Tensor | None
+    """[terms, rows] the tokens that each row adds up, where M is mostly zeros; one beyond the last token is none."""
+    scale: float
+    same: bool
+    """Whether M is the identity."""
+
+    @staticmethod
+    def by(matrix: npt.NDArray[np.float32]) -> "Sums":
+        rows, tokens = matrix.shape
+        values, terms = np.unique(matrix[matrix != 0]), int((matrix != 0).sum(axis=1).max())
+        lists = None
+        if len(values) == 1 and terms * SPARSE < tokens:
+            lists = np.full((terms, rows), tokens)
+            for row, members in enumerate(matrix):
+                found = np.flatnonzero(members)
+                lists[: len(found), row] = found
+        same = rows == tokens and bool((matrix == np.eye(rows)).all())
+        return Sums(torch.tensor(matrix), None if lists is None else torch.tensor(lists), float(values[0]), same)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        flat = x.flatten(2)
+        if self.same:
+            out = flat.contiguous()
+        elif self.lists is None:
+            out = torch.matmul(self.matrix.to(x.dtype), flat)
+        else:
+            more = F.pad(flat, (0, 0, 0, 1))
+            out = more.index_select(1, self.lists[0])
+            for each in self.lists[1:]:
+                out = out.add_(more.index_select(1, each))
+            out = out.mul_(self.scale)
+        return out.view(len(x), -1, *x.shape[2:])
+
+
+@dataclass(frozen=True)
+class Ends:
+    """How positions become groups and groups positions. The backward pass of either is the other's kind of sum."""
+
+    prefix: int
+    symbols: int
+    gather: Sums
+    tell: Sums
+    gather_back: Sums
+    tell_back: Sums
+
+    @staticmethod
+    def of(prefix: int, symbols: int, told: Told) -> "Ends":
+        both = (told.gather, told.tell)
+        return Ends(prefix, symbols, *(Sums.by(m) for m in both), *(Sums.by(m.T) for m in both))
+
+    def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The prefix, and the rest as [B, cells, symbols, width]."""
+        return x[:, : self.prefix], x[:, self.prefix :].unflatten(1, (-1, self.symbols))
+
+    def add_up(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """What the symbols of each cell come to, [B, cells, width], and all positions, [B, 1, width]."""
+        first, body = self.split(x)
+        cells = body.sum(dim=2) if self.symbols > 1 else None
+        everything = body.sum(dim=(1, 2)) if cells is None else cells.sum(dim=1)
+        return cells, (everything + first.sum(dim=1))[:, None]
+
+    def join(self, everything: Tensor, cells: Tensor, body: Tensor) -> Tensor:
+        """The first at every position of the prefix, the second added to all symbols of a cell (or of all cells)."""
+        batch, tokens, symbols, width = body.shape
+        if torch.is_grad_enabled():  # a backward pass that is differentiated in its turn
+            whole = (body + cells[:, :, None]).flatten(1, 2)
+            return torch.cat((everything.expand(-1, self.prefix, -1), whole), dim=1)
+        out = body.new_empty(batch, self.prefix + tokens * symbols, width)
+        out[:, : self.prefix] = everything
+        torch.add(body, cells[:, :, None], out=out[:, self.prefix :].view(body.shape))
+        return out
+
+
+class _Hear(torch.autograd.Function):
+    """Relations.heard in one pass over the positions for each sum, and one in the backward pass for all of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ends: Ends) -> tuple[Tensor, Tensor | None, Tensor]:
+        ctx.ends, ctx.by_cell, ctx.by_all = ends, ends.symbols**-0.5, x.shape[1] ** -0.5
+        cells, everything = ends.add_up(x)
+        groups = ends.gather(ends.split(x)[1])
+        return groups, None if cells is None else cells.mul_(ctx.by_cell), everything.mul_(ctx.by_all)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        groups, cells, everything = grads
+        everything = everything * ctx.by_all
+        each = everything if cells is None else everything + cells * ctx.by_cell
+        return ctx.ends.join(everything, each, ctx.ends.gather_back(groups)), None
+
+
+class _Tell(torch.autograd.Function):
+    """Relations.told, likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, answers: Tensor, cells: Tensor | None, everything: Tensor, ends: Ends) -> Tensor:
+        ctx.ends = ends
+        return ends.join(everything, everything if cells is None else cells + everything, ends.tell(answers))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, Tensor, None]:
+        cells, everything = ctx.ends.add_up(grads[0])
+        return ctx.ends.tell_back(ctx.ends.split(grads[0])[1]), cells, everything, None

@@ -50,7 +50,7 @@ def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Li
     folder = store.folder(cell.key)
     if not (folder / runs.RESULT).is_file():
         group = Group(cell.study, cell.label)
-        outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet, group=group)
+        outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet, group=group, online=True)
         if not outcome.finished:
             return False
     before = store.stored(cell.key)

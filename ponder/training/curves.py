@@ -18,13 +18,13 @@ def draw_curves(rows: list[dict[str, Any]], path: Path, title: str) -> None:
             line = axes[0, 1].plot(
                 [r["update"] for r in evals], [100 * r["ema"][split]["exact"] for r in evals], label=split
             )
-            if "online" in evals[-1]:
-                axes[0, 1].plot(
-                    [r["update"] for r in evals],
-                    [100 * r["online"][split]["exact"] for r in evals],
-                    ":",
-                    color=line[0].get_color(),
-                )
+            plain = [r for r in evals if "online" in r]
+            axes[0, 1].plot(
+                [r["update"] for r in plain],
+                [100 * r["online"][split]["exact"] for r in plain],
+                ".:",
+                color=line[0].get_color(),
+            )
         axes[0, 1].set(title="exact accuracy, % (EMA; dotted: online)", xlabel="update", ylim=(-2, 102))
         axes[0, 1].legend()
         axes[1, 0].plot(at, [r["grad_norm"] for r in trains], label="mean")

@@ -247,9 +247,17 @@ def apply_gradients(run: Run, gathered: Gathered, factor: float, runtime: Runtim
 
 
 def train(
-    config: Config, folder: Path, dataset: Dataset, runtime: Runtime, view: View, limits: Limits, stop: Stop
+    config: Config,
+    folder: Path,
+    dataset: Dataset,
+    runtime: Runtime,
+    view: View,
+    limits: Limits,
+    stop: Stop,
+    online: bool = False,
 ) -> Outcome:
-    """Train in `folder`, from its newest checkpoint if it has one."""
+    """Train in `folder`, from its newest checkpoint if it has one. `online`: evaluate these weights on the way too,
+    beside the averaged ones; at the end both are."""
     began = time.perf_counter()
     domain, source = dataset.domain, dataset.source("train")
     if config.data.augment:
@@ -315,7 +323,7 @@ def train(
             if warning := collapse(row):
                 view.say(warning)
         if (run.update % config.train.eval_every == 0 or run.update == updates) and not log.has("eval", run.update):
-            row = evaluation_row(run, dataset, splits, runtime, precision)
+            row = evaluation_row(run, dataset, splits, runtime, precision, online or run.update == updates)
             row |= {"seconds": run.seconds, "update_seconds": run.update_seconds}
             log.write(row)
             view.row(row)

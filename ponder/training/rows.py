@@ -71,13 +71,15 @@ def log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
     return row
 
 
-def evaluation_row(run: Run, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str) -> dict[str, Any]:
-    """Every split with the online and with the averaged weights, at the full budget."""
+def evaluation_row(
+    run: Run, dataset: Dataset, splits: list[str], runtime: Runtime, precision: str, online: bool = True
+) -> dict[str, Any]:
+    """Every split with the averaged and, where they are asked for, the online weights, at the full budget."""
     config = run.config
     how = Settings(config.model.max_steps, config.eval.batch, config.eval.examples, precision)
     row: dict[str, Any] = {"kind": "eval", "update": run.update, "n": {}}
     value, table = run.averaged()
-    for name in ("online", "ema") if run.average is not None else ("ema",):
+    for name in ("online", "ema") if online and run.average is not None else ("ema",):
         with swapped(
             run.weights, run.model, *((value, table) if name == "ema" else (run.weights.value.clone(), run.model.table))
         ):

@@ -40,12 +40,13 @@ def train_in(
     callback: Callback | None = None,
     group: Group | None = None,
     ranks: int | None = None,
+    online: bool = False,
 ) -> Outcome:
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
     replaces what it holds). `callback` gets every row of the log. `ranks`: go on with so many, whatever the run
-    began with. A start that is refused leaves no folder behind."""
+    began with. `online`: see `train`. A start that is refused leaves no folder behind."""
     if not here.main:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks)
+        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks, online)
     _refuse_foreign(folder, "--fresh leaves it alone: " if fresh else "")
     above = [parent for parent in folder.parents if not parent.exists()]
     with files.locked(folder / LOCK, PATIENCE) as ours:
@@ -54,7 +55,7 @@ def train_in(
             raise UserError(f"{folder} is being trained by {by}: wait until it ends, or choose another --out")
         made = fresh or not (folder / CONFIG).is_file()
         try:
-            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks)
+            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks, online)
         except (UserError, OSError):
             if made and not _began(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -75,6 +76,7 @@ def _train_in(
     callback: Callback | None,
     group: Group | None,
     ranks: int | None,
+    online: bool,
 ) -> Outcome:
     check_trackers(config)
     if here.main and not fresh:
@@ -103,7 +105,7 @@ def _train_in(
     caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there
     before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
     try:
-        outcome = train(config, folder, dataset, here, view, limits, stop)
+        outcome = train(config, folder, dataset, here, view, limits, stop, online)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

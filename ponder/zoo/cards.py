@@ -30,7 +30,7 @@ from ponder.domains.contract import Domain, Progress, Source, Tokens, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
 from ponder.inference.engine import SLOTS, logits_of
-from ponder.inference.search import default_noise, search, unverifiable
+from ponder.inference.search import default_noise, search
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
@@ -264,17 +264,20 @@ def put(aside: Path, target: Path) -> None:
 
 
 def pack(run: Path, name: str, limits: str, data_dir: Path, aside: Path, progress: Progress = silent) -> None:
-    """Configuration, averaged weights of the best checkpoint and card of a run, in a folder that is there."""
+    """Configuration, averaged weights of the best checkpoint and card of a run, in a folder that is there. A model that
+    has a card is measured anew, and keeps what the card says of its training and its limits."""
     if not (run / runs.CONFIG).is_file():
         raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
-    opened = open_weights(run)
-    if opened.config is None or opened.domain is None or opened.update is None:
+    opened, known = open_weights(run), read_card(run) if (run / CARD).is_file() else None
+    if opened.config is None or opened.domain is None or (opened.update is None and known is None):
         raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
+    recipe = recipe_of(run, opened) if known is None else known["recipe"]
+    limits = limits or (known["limits"] if known else "")
     shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
     shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
     tensors = opened.model.state_dict().items()
     save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
-    card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
+    card = make_card(name, recipe, limits, opened, data_dir, aside / WEIGHTS, progress)
     write_card(aside, {**card, "files": {each: files.sha256(aside / each) for each in (runs.CONFIG, WEIGHTS)}})
     for file in aside.iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
@@ -284,8 +287,30 @@ def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     files.write(folder / CARD, json.dumps(files.sealed(card), indent=1, ensure_ascii=False) + "\n")
 
 
+def recipe_of(run: Path, opened: Opened) -> dict[str, Any]:
+    """How a run was trained."""
+    config, evals = opened.config, [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
+    assert config is not None
+    machine = files.read_json(run / "environment.json")
+    return {
+        "preset": config.preset,
+        "model": config.model.name,
+        "seed": config.seed,
+        "updates": max((row["update"] for row in evals), default=opened.update),
+        "chosen_update": opened.update,
+        "seconds": max((row["seconds"] for row in evals), default=0.0),
+        **{key: machine[key] for key in ("cores", "torch", "commit")},
+    }
+
+
 def make_card(
-    run: Path, name: str, limits: str, opened: Opened, data_dir: Path, weights: Path, progress: Progress
+    name: str,
+    recipe: Mapping[str, Any],
+    limits: str,
+    opened: Opened,
+    data_dir: Path,
+    weights: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
     config, domain, model = opened.config, opened.domain, opened.model
     assert config is not None and domain is not None
@@ -316,8 +341,6 @@ def make_card(
             hard = hard or hardest(domain, dataset.source(split), records.first(budget))
     first = next(iter(by_step))
     flat = config.data.flat()
-    evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
-    machine = files.read_json(run / "environment.json")
     return {
         "name": name,
         "domain": domain.name,
@@ -331,21 +354,13 @@ def make_card(
             "hash": dataset.hash,
             "counts": dict(dataset.counts),
         },
-        "recipe": {
-            "preset": config.preset,
-            "model": config.model.name,
-            "seed": config.seed,
-            "updates": max((row["update"] for row in evals), default=opened.update),
-            "chosen_update": opened.update,
-            "seconds": max((row["seconds"] for row in evals), default=0.0),
-            **{key: machine[key] for key in ("cores", "torch", "commit")},
-        },
+        "recipe": dict(recipe),
         "command": command(config),
         "protocol": (
-            f"{'online' if config.train.ema is None else 'averaged (EMA)'} weights of update {opened.update}; at most "
-            f"{EXAMPLES} examples of each split; exact (equals the label) and valid (the rules accept it) after "
-            f"{budget} forced ACT steps, the training's budget; solved: some answer within {steps} steps is valid, "
-            "which is when a Solver stops; 95% Wilson intervals"
+            f"{'online' if config.train.ema is None else 'averaged (EMA)'} weights of update "
+            f"{recipe['chosen_update']}; at most {EXAMPLES} examples of each split; exact (equals the label) and valid "
+            f"(the rules accept it) after {budget} forced ACT steps, the training's budget; solved: some answer within "
+            f"{steps} steps is valid, which is when a Solver stops; 95% Wilson intervals"
         ),
         "accuracy": accuracy,
         "by_step_split": first,
@@ -370,7 +385,7 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
     """Verified search on the puzzles of a split, within ten times the steps of training."""
     model, domain = opened.model, opened.domain
     assert domain is not None
-    if unverifiable(domain) or not model.config.states or model.config.halting == "asked":
+    if domain.unverifiable or not model.config.states or model.config.halting == "asked":
         return None
     plan = SearchPlan(TOTAL // DEEPER, DEEPER * model.config.max_steps, default_noise(model))
     if domain.supposes:

@@ -355,10 +355,11 @@ def test_an_answer_to_another_prompt_is_none(server: Server, dataset: Dataset, t
     assert result["tokens"]["answers"] == 2 and set(server.stats()["requests"].values()) == {2}
 
 
-def test_a_damaged_transcript_is_named(server: Server, dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", ["{", "[" * 100_000], ids=["cut", "nested"])
+def test_a_damaged_transcript_is_named(line: str, server: Server, dataset: Dataset, tmp_path: Path) -> None:
     ask(server, dataset, tmp_path, "right", limit=2)
     whole = (tmp_path / TRANSCRIPT).read_text(encoding="utf-8")
-    (tmp_path / TRANSCRIPT).write_text("{\n" + whole, encoding="utf-8")
+    (tmp_path / TRANSCRIPT).write_text(f"{line}\n{whole}", encoding="utf-8")
     with pytest.raises(UserError, match="damaged in line 1"):
         ask(server, dataset, tmp_path, "right", limit=2)
 
@@ -402,6 +403,7 @@ def test_the_request_carries_what_was_given(
         (["--endpoint", "localhost:8000"], "is no address: write it as http://"),
         (["--endpoint", "http://[::1"], "is no address"),
         (["--body", "[1]"], "should be a JSON object"),
+        (["--body", "[" * 100_000], "should be a JSON object"),
         (["--body", '{"messages": []}'], "should be a JSON object without"),
         (["--attempts", "2", "--temperature", "0"], "raise either"),
         (["--api-key-env", "NO_SUCH_VARIABLE"], "export it first"),

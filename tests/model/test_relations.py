@@ -17,6 +17,7 @@ from ponder.model import cost
 from ponder.model.products import SwiGLU
 from ponder.model.reasoner import Reasoner
 from ponder.model.relations import Relations
+from tests.support.rounding import FORMULA, agree
 
 BOARD: dict[str, Any] = {
     "states": 1,
@@ -171,3 +172,33 @@ def test_a_domain_without_relations_or_symbols_is_refused() -> None:
         Reasoner(ModelConfig(**BOARD), 5, 4, geometry=Geometry((Relation.units("all", [range(4)]),)))
     with pytest.raises(UserError, match="symbols equivariant needs mixer relations"):
         parse(ModelConfig, {**BOARD, "mixer": "mlp"})
+
+
+@pytest.mark.parametrize("kind", ["board", "grid", "wide grid"])
+def test_the_form_for_a_cpu_is_the_plain_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs, gradients and gradients of gradients, in float64; sums over lists and by products alike."""
+    changes: dict[str, Any] = {} if kind == "board" else {"symbols": "own"}
+    if kind == "wide grid":
+        around = Relation.neighbours("around", 6, 8, [(0, 1), (1, 0), (0, -1), (-1, 0)])
+        geometry, length = Geometry(relations=(around,)), 48
+    else:
+        geometry, length = sudoku(4).geometry, 16
+    config = ModelConfig(**{**BOARD, **changes, "prefix": 2})
+    length = config.prefix + length * (4 if kind == "board" else 1)
+    torch.manual_seed(0)
+    mixer = Relations(config, length, geometry).double()
+    ends = mixer.ends
+    assert (ends.gather.lists is not None) == (kind == "wide grid") and ends.tell.same == (kind == "wide grid")
+    x = torch.randn(3, length, config.width, dtype=torch.float64, requires_grad=True)
+    u, v = torch.randn_like(x), torch.randn_like(x)
+
+    def run() -> list[Tensor]:
+        out = mixer(x, mixer.weights(None))
+        wanted = [x, *mixer.parameters()]
+        first = torch.autograd.grad(out, wanted, u, retain_graph=True)
+        (again,) = torch.autograd.grad(out, x, u.requires_grad_(), create_graph=True)
+        return [out, *first, *torch.autograd.grad(again, (x, u), v)]
+
+    fast = run()
+    monkeypatch.setattr("ponder.model.relations.watched", lambda: True)
+    agree(fast, run(), [FORMULA] * len(fast))

@@ -91,6 +91,15 @@ def test_same_seed_same_metrics(whole: Path, data_dir: Path, tmp_path: Path) -> 
     assert same(final(tmp_path / "again"), final(whole))
 
 
+def test_online_weights_are_evaluated_at_the_end_or_always(whole: Path, data_dir: Path, tmp_path: Path) -> None:
+    train_in(tiny(), tmp_path / "both", data_dir, HERE, Limits(), quiet=True, online=True)
+    always, last = ([r for r in rows(folder) if r["kind"] == "eval"] for folder in (tmp_path / "both", whole))
+    assert len(last) > 1 and all("online" in row for row in always)
+    assert [{k: v for k, v in row.items() if k != "online"} for row in always[:-1]] == last[:-1]
+    assert always[-1] == last[-1]
+    assert same(final(tmp_path / "both"), final(whole))
+
+
 def test_another_number_of_data_workers_changes_nothing(whole: Path, data_dir: Path, tmp_path: Path) -> None:
     run(tiny(), tmp_path / "r", data_dir, Limits(updates=7))
     run(tiny(train={"data_workers": 3}), tmp_path / "r", data_dir)
