@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ponder.base import files, runtime
+from ponder.base.plots import COLOURS
 from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
 from ponder.data import Dataset, build
@@ -29,7 +30,7 @@ from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.inference.engine import Engine, Full
 from ponder.inference.weights import open_weights
 from ponder.model.reasoner import Reasoner
-from ponder.reports.figures import COLOURS, MARKERS
+from ponder.reports.figures import MARKERS
 from ponder.studies.store import Store
 from ponder.training import loop
 
