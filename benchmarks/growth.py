@@ -6,7 +6,6 @@ the logarithms: 1 is linear, 0 is no growth. Those above 1 are explained where t
 """
 
 import argparse
-import io
 import multiprocessing
 import os
 import tempfile
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 from ponder.base import files, runtime
+from ponder.base.plots import COLOURS, figure
 from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
 from ponder.data import Dataset, build
@@ -29,7 +29,7 @@ from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.inference.engine import Engine, Full
 from ponder.inference.weights import open_weights
 from ponder.model.reasoner import Reasoner
-from ponder.reports.figures import COLOURS, MARKERS
+from ponder.reports.figures import MARKERS
 from ponder.studies.store import Store
 from ponder.training import loop
 
@@ -194,13 +194,8 @@ def exponent(values: tuple[int, ...], measured: list[float]) -> float:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    with plt.rc_context({"svg.hashsalt": "ponder", "font.size": 9}):
-        figure, axes = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    with figure([FIGURE], 1, 2, (10, 4.2)) as (_, grid):
+        axes = grid[0]
         for number, row in enumerate(rows):
             style = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)], "markersize": 4}
             for axis, key in zip(axes, ("seconds", "bytes"), strict=True):
@@ -209,12 +204,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         for axis, title in zip(axes, ("CPU time", "peak memory"), strict=True):
             axis.plot([1, 16], [1, 16], color="0.5", linestyle=":", lw=1, label="linear")
             axis.set(xscale="log", yscale="log", title=f"{title}, against the first", xlabel="times the first value")
-            axis.grid(alpha=0.25)
         axes[1].legend(fontsize=7, loc="upper left")
-        out = io.BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None})
-        files.write(FIGURE, out.getvalue())
-        plt.close(figure)
 
 
 def main() -> None:

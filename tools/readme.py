@@ -47,6 +47,7 @@ def reached() -> str:
                 f"{card['parameters']:,}",
                 f"{_percent(score['valid'])} ({_percent(score['valid'], 'low')} to {_percent(score['valid'], 'high')})",
                 _percent(score["solved"]),
+                _percent(card["search"]["solved"]) if card.get("search") else "–",
                 f"{score['n']:,}",
                 f"{_percent(worst['valid'])}: {worst['about']}" if worst else "–",
             ]
@@ -56,6 +57,7 @@ def reached() -> str:
         "parameters",
         "valid, held out (95% interval)",
         "solved",
+        "with search",
         "n",
         "worst out of distribution",
     ]

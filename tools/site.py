@@ -13,6 +13,8 @@ PAGES = ("README.md", "RESULTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY
 
 
 def gather(into: Path) -> None:
+    into.mkdir(parents=True)
+    shutil.copyfile(Path(__file__).with_name("site.css"), into / "site.css")
     for name in PAGES:
         place = into / name
         place.parent.mkdir(parents=True, exist_ok=True)

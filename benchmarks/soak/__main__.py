@@ -1,10 +1,13 @@
-"""`python -m benchmarks.soak [--hours H] [--seed N]`: a run of the campaign, added to the record."""
+"""`python -m benchmarks.soak [--hours H] [--only PART] [--seed N]`: a run of the campaign, added to the record."""
 
 import argparse
 import itertools
+import multiprocessing
+import signal
+import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,28 +19,47 @@ from ponder.base.source import commit
 
 SHARES = {"faults": 0.7, "fuzz": 0.2, "load": 0.1}
 """Of the time."""
+MOST = 100_000
+"""Inputs of one kind in a run: the fast kinds leave the rest of their time to the slow ones."""
 
 
-def campaign(place: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]) -> None:
-    """As many faults, inputs and clients as there is time for; the record is kept after each."""
-    made = works(place)
-    strike_for(made, place, seed, seconds * SHARES["faults"], kept, say)
-    sound = fuzz.sound(place / "sound", place / "data", place / "trained")
-    fuzz_for(sound, seed, seconds * SHARES["fuzz"], kept, say)
-    if find_spec("schemathesis") is not None:
-        kept.add_fuzz("HTTP by its description", clients.described(seconds * SHARES["fuzz"] / len(fuzz.KINDS), seed))
-    if seconds * SHARES["load"] >= 5:
-        kept.load.append(clients.load(200, seconds * SHARES["load"], seed))
+def campaign(
+    place: Path, seed: int, seconds: Mapping[str, float], kept: record.Record, say: Callable[[str], None], jobs: int
+) -> None:
+    """As many faults, inputs and clients as there is time for in each part."""
+    if seconds.get("faults"):
+        strike_for(works(place), place, seed, seconds["faults"], kept, say, jobs)
+    if seconds.get("fuzz"):
+        fuzz_for(fuzz.sound(place / "sound"), seed, seconds["fuzz"], kept, say)
+    if seconds.get("load", 0) >= 5:
+        kept.load.append(clients.load(200, seconds["load"], seed))
 
 
 def strike_for(
-    made: dict[str, Work], place: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]
+    made: dict[str, Work],
+    place: Path,
+    seed: int,
+    seconds: float,
+    kept: record.Record,
+    say: Callable[[str], None],
+    jobs: int = 1,
 ) -> None:
-    until = time.monotonic() + seconds
-    for number in itertools.count():
-        if time.monotonic() >= until:
-            return
-        kind, name, verdict, said = faults.strike(made, place, seed, number)
+    """So many at a time, each in a process of its own."""
+    until, context = time.monotonic() + seconds, multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+
+    def work(first: int) -> None:
+        try:
+            for number in itertools.count(first, jobs):
+                if time.monotonic() >= until:
+                    return
+                told.put((number, *faults.strike(made, place, seed, number)))
+        finally:
+            told.put(None)
+
+    for first in range(jobs):
+        context.Process(target=work, args=(first,), daemon=True).start()
+    for number, kind, name, verdict, said in itertools.chain.from_iterable(iter(told.get, None) for _ in range(jobs)):
         if verdict != "missed":
             kept.add_fault(kind, name, verdict)
         if verdict == "wrong":
@@ -45,16 +67,23 @@ def strike_for(
 
 
 def fuzz_for(sound: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]) -> None:
+    described = find_spec("schemathesis") is not None
+    until, left = time.monotonic() + seconds, len(fuzz.KINDS) + described
     for kind in fuzz.KINDS:
-        found = fuzz.batch(kind, sound, seed, seconds / len(fuzz.KINDS))
+        found = fuzz.batch(kind, sound, seed, (until - time.monotonic()) / left, MOST)
+        left -= 1
         kept.add_fuzz(kind, found.counts)
         for line in found.said:
             say(line)
+    if described:
+        kept.add_fuzz("HTTP by its description", clients.described(until - time.monotonic(), seed))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Faults, fuzzed inputs and load.")
     parser.add_argument("--hours", type=float, default=0.1, metavar="H")
+    parser.add_argument("--only", choices=SHARES, help="give all of the time to one part")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time (default: 1)")
     parser.add_argument("--seed", type=int, help="default: the one after the last run's")
     parser.add_argument("--page", action="store_true", help="write the page from the record, and do no more")
     known = parser.parse_args()
@@ -65,6 +94,8 @@ def main() -> None:
         return
     seed = known.seed if known.seed is not None else max((run["seed"] for run in before.runs), default=-1) + 1
     found, began = record.Record(), time.monotonic()
+    shares = {known.only: 1.0} if known.only else SHARES
+    seconds = {part: share * known.hours * 3600 for part, share in shares.items()}
 
     def keep() -> None:
         """What was found so far, on top of what the record holds by now."""
@@ -75,9 +106,11 @@ def main() -> None:
         whole.write()
         record.show(whole)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was found is kept
     try:
         with tempfile.TemporaryDirectory(prefix="ponder-soak-") as place:
-            campaign(Path(place).resolve(), seed, known.hours * 3600, found, lambda text: print(text, flush=True))
+            here, say = Path(place).resolve(), lambda text: print(text, flush=True)
+            campaign(here, seed, seconds, found, say, known.jobs)
     finally:
         keep()
     if found.wrong:

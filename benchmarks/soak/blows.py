@@ -30,9 +30,10 @@ REFUSED, BROKEN = 2, 9
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate")
 """What Python reports, beside opening a file to write, before it changes something on the disk."""
 CALLS = (
-    "write,pwrite64,writev,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,fsync,ftruncate,truncate,chmod"
+    "write,pwrite64,writev,rename,renameat,renameat2,mkdir,mkdirat,unlink,unlinkat,rmdir,fsync,ftruncate,truncate,chmod,"
+    "sendto,sendmsg"
 )
-"""System calls that write."""
+"""System calls that write, to the disk or the net."""
 
 
 # One process ----------------------------------------------------------------------------------------------------------

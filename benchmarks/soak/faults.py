@@ -52,6 +52,8 @@ def struck(blow: Callable[[], None], code: int, on: bool = False) -> Fault:
     """A blow at a change of the disk; `on`: and at every later one."""
 
     def fault(work: Work, folder: Path, rng: random.Random, said: list[str]) -> Verdict:
+        if not work.changes:
+            return "missed"
         at, landed = rng.randint(1, work.changes), Flag()
 
         def strike(number: int, *_: object) -> None:
@@ -80,9 +82,10 @@ def called(what: str, code: int) -> Fault:
     """A blow at a system call that writes; `what` it is, in strace's words."""
 
     def fault(work: Work, folder: Path, rng: random.Random, said: list[str]) -> Verdict:
-        if not work.calls:
+        names = [name for name in work.calls.elements() if "ENOSPC" not in what or not name.startswith("send")]
+        if not names:
             return "missed"
-        name = rng.choice(list(work.calls.elements()))
+        name = rng.choice(names)
         inject = f"inject={name}:{what}:when={rng.randint(1, work.calls[name])}"
         said.append(inject)
         out = folder.with_name(f"{folder.name}.trace")
@@ -95,6 +98,8 @@ def called(what: str, code: int) -> Fault:
 
 
 def power_cut(work: Work, folder: Path, rng: random.Random, said: list[str]) -> Verdict:
+    if not work.changes:
+        return "missed"
     at = rng.randint(1, work.changes)
     journal = Journal(folder, folder.with_name(f"{folder.name}.journal"))
 
@@ -157,7 +162,7 @@ def jumps(work: Work, folder: Path, rng: random.Random, said: list[str]) -> Verd
         drawn = random.Random(seed)
         time.time = lambda: drawn.uniform(0, 2**32)
 
-    at = rng.randint(1, work.changes)
+    at = rng.randint(1, max(work.changes, 1))
 
     def do() -> None:
         mad(at)

@@ -95,16 +95,18 @@ PAGE_TEXT = """# Reliability
 
 Written by `make soak` (`python -m benchmarks.soak`) from its record, `results/soak.json`, to which every run adds:
 {runs} runs, {hours:.1f} hours altogether. A run takes the next seed; a fault and an input are functions of the seed and
-their number, so that each can be had again. `make soak SOAK=8` goes on for eight hours; `make test` tries every kind
-once. The last run found {failures} failures, all of them together {all_failures}: what they were stands at the end.
+their number, so that each can be had again. `make soak SOAK=8` goes on for eight hours (TMPDIR in memory spares the
+disk), `python -m benchmarks.soak --only faults` (or fuzz, or load) does one part, `make test` tries every kind once.
+The last run found {failures} failures, all of them together {all_failures}: what they were stands at the end.
 
 ## Faults
 
 A small piece of work (a dataset that is built, a training, a study of two cells, a model added to the zoo in the place
-of another, one pulled from a Hub) is struck, then the same command is given again. Survived: what was finished before
-is there, and the end is that of the undisturbed work, bit for bit. Refused: a damaged file is named in one line; only a
-flipped bit and a cut file may end so. Wrong: anything else. The columns in between say how often each work was struck.
-Blows that never fell are not counted. Those at system calls need strace.
+of another, one pulled from a Hub, a server that answers) is struck, then the same command is given again. Survived:
+what was finished before is there, and the end is that of the undisturbed work, bit for bit. Refused: a damaged file is
+named in one line; only a flipped bit and a cut file may end so. Wrong: anything else. The columns in between say how
+often each work was struck. Blows that never fell are not counted: a server changes no disk. Those at system calls need
+strace.
 
 {faults}
 

@@ -3,11 +3,15 @@
 import json
 import os
 import random
+import shutil
+import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,29 +19,32 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from benchmarks.soak.blows import CALLS, child, count_calls, on_change, strace, traced
+from benchmarks.soak.blows import CALLS, child, count_calls, on_change, strace, traced, void
 from ponder import checkpoint, data
-from ponder.base import files
+from ponder.base import files, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, resolve
+from ponder.inference.solver import Shelf, Solver
 from ponder.inference.weights import open_weights, zoo_folders
+from ponder.serve import http, server
+from ponder.serve.service import Service
 from ponder.studies.run import BUSY, Assignment, attempt_cell
 from ponder.studies.spec import After, Cell
 from ponder.studies.store import Store
-from ponder.training import curves
+from ponder.training import curves, rows
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from ponder.zoo import cards, travel
 
 HERE = Runtime(torch.device("cpu"))
-NAMES = ("data", "training", "study", "zoo add", "pull")
+NAMES = ("data", "training", "study", "zoo add", "pull", "serving")
 
 
 def config(seed: int = 0) -> Config:
     small = {"width": 16, "heads": 2, "expansion": 1.0, "h_cycles": 1, "l_cycles": 1, "h_horizon": 1, "l_horizon": 1}
-    train = {"batch": 16, "updates": 12, "warmup": 2, "log_every": 2, "eval_every": 4, "save_every": 3, "lr": 1e-3}
+    train = {"batch": 16, "updates": 8, "warmup": 2, "log_every": 2, "eval_every": 4, "save_every": 2, "lr": 1e-3}
     sections: dict[str, Any] = {
         "seed": seed,
         "data": {"train": 200, "val": 20, "test": 20},
@@ -80,12 +87,12 @@ class Work:
             self.do(first)
             used.write_text("\n".join(name for name in sys.modules if name not in known), encoding="utf-8")
 
-        ended = child(work)
-        assert ended.code == 0, ended.said
+        well(work)
         for name in used.read_text(encoding="utf-8").splitlines():  # here, so that no other child has to
             with suppress(Exception):
                 import_module(name)
-        self.whole, self.changes = self.end(first), int(counted.read_text(encoding="utf-8"))
+        self.whole = self.end(first)
+        self.changes = int(counted.read_text(encoding="utf-8")) if counted.exists() else 0
         if calls:
             second, trace = place / "traced", place / "trace"
             self.prepare(second)
@@ -94,18 +101,23 @@ class Work:
             self.calls = count_calls(trace)
 
 
+def well(work: Callable[[], object]) -> None:
+    """Done in a process of its own, without a blow: one that has used torch's threads is not forked."""
+    ended = child(work)
+    assert ended.code == 0, ended.said
+
+
 def works(place: Path, wanted: Sequence[str] = NAMES, calls: bool = True) -> dict[str, Work]:
     """Measured, with what they share below `place`."""
     data_dir, run = place / "data", place / "trained"
-    data.build(config().data, data_dir)
-    ended = child(lambda: train(run, data_dir))
-    assert ended.code == 0, ended.said
+    trained(run, data_dir)
     make: dict[str, Callable[[], Work]] = {
         "data": building,
         "training": lambda: training(data_dir),
         "study": lambda: study(data_dir),
         "zoo add": lambda: adding(data_dir, run),
         "pull": lambda: pulling(data_dir, run),
+        "serving": lambda: serving(data_dir, run),
     }
     out = {name: make[name]() for name in wanted}
     calls = calls and strace()
@@ -135,17 +147,26 @@ def building() -> Work:
 # Training -------------------------------------------------------------------------------------------------------------
 
 
-def undraw() -> None:
-    """Leave out the curves in this process, whose drawing takes longer than all the rest: as much is written."""
+def hurry() -> None:
+    """Leave out what takes this process longer than all the rest, and no other file would be written with it: drawing
+    the curves, measuring the machine, asking git."""
 
     def write(rows: object, path: Path, title: str) -> None:
         files.write(path, title)
 
     curves.draw_curves = write
+    rows.matmul_peak = lambda *_: 1.0  # type: ignore[attr-defined]
+    cards.timed = lambda *_: None
+    runtime.commit = lambda: None  # type: ignore[attr-defined]
+
+
+def trained(folder: Path, data_dir: Path) -> None:
+    data.build(config().data, data_dir)
+    well(lambda: train(folder, data_dir))
 
 
 def train(folder: Path, data_dir: Path, limits: Limits | None = None) -> None:
-    undraw()
+    hurry()
     train_in(config(), folder, data_dir, HERE, limits or Limits(), quiet=True)
 
 
@@ -154,14 +175,14 @@ def training(data_dir: Path) -> Work:
         train(folder, data_dir)
 
     def part(folder: Path, rng: random.Random) -> None:
-        train(folder, data_dir, Limits(updates=rng.randint(4, 11)))
+        train(folder, data_dir, Limits(updates=rng.randint(3, 7)))
 
     return Work(do, end_of_training, part, do)
 
 
 def end_of_training(folder: Path) -> Any:
     """The rows, the result and every tensor of the last checkpoint and of the best."""
-    rows = [{k: v for k, v in row.items() if k not in TIMING} for row in read_log(folder / "metrics.jsonl")]
+    logged = [{k: v for k, v in row.items() if k not in TIMING} for row in read_log(folder / "metrics.jsonl")]
     result = json.loads((folder / "result.json").read_bytes())
     scores = {k: result[k] for k in ("key", "data_hash", "updates", "n", "last", "chosen_on_val", "peak")}
     saved = [checkpoint.listed(folder / "checkpoints")[-1], folder / "best"]
@@ -171,7 +192,7 @@ def end_of_training(folder: Path) -> Any:
         for file in sorted(checkpoint.read(path).path.glob("*.safetensors"))
         for name, tensor in load_file(file).items()
     }
-    return rows, scores, tensors
+    return logged, scores, tensors
 
 
 # A study --------------------------------------------------------------------------------------------------------------
@@ -183,7 +204,7 @@ def study(data_dir: Path) -> Work:
     """Two cells, one after the other, as workers run them."""
 
     def do(folder: Path) -> None:
-        undraw()
+        hurry()
         store = store_in(folder)
         for cell in CELLS:
             work = Assignment((cell.label,), cell.scale, store, data_dir, "cpu")
@@ -198,7 +219,7 @@ def study(data_dir: Path) -> Work:
             store_in(folder).read(cell)
 
     def part(folder: Path, rng: random.Random) -> None:
-        undraw()
+        hurry()
         store = store_in(folder)
         attempt_cell(CELLS[0], Assignment((CELLS[0].label,), "smoke", store, data_dir, "cpu"))
         train_in(CELLS[1].config, store.folder(CELLS[1].key), data_dir, HERE, Limits(updates=5), quiet=True)
@@ -229,17 +250,23 @@ NAME = "tiny"
 
 def adding(data_dir: Path, run: Path) -> Work:
     """A run takes the place of another one of that name."""
-    other = run.with_name("other")
-    ended = child(lambda: train_in(config(1), other, data_dir, HERE, Limits(), quiet=True))
-    assert ended.code == 0, ended.said
+    other, before = run.with_name("other"), run.with_name("before")
 
-    def prepare(folder: Path) -> None:
-        cards.add(other, NAME, "", data_dir, zoo_in(folder))
+    def make() -> None:
+        hurry()
+        train_in(config(1), other, data_dir, HERE, Limits(), quiet=True)
+        cards.add(other, NAME, "", data_dir, zoo_in(before))
 
     def do(folder: Path) -> None:
+        hurry()
         cards.add(run, NAME, "", data_dir, zoo_in(folder))
 
-    return Work(do, end_of_zoo, lambda folder, _: do(folder), read_zoo, read_zoo, prepare)
+    well(make)
+    return Work(do, end_of_zoo, lambda folder, _: do(folder), read_zoo, read_zoo, copies(before))
+
+
+def copies(before: Path) -> Callable[[Path], None]:
+    return lambda folder: void(shutil.copytree(before, folder))
 
 
 def pulling(data_dir: Path, run: Path) -> Work:
@@ -247,11 +274,10 @@ def pulling(data_dir: Path, run: Path) -> Work:
     from tests.support.hub_server import Hub, Repo
 
     made = run.with_name("pushed")
-    made.mkdir()
-    cards.pack(run, NAME, "", data_dir, made)
+    well(lambda: cards.add(run, NAME, "", data_dir, zoo_in(made)))
     hub = Hub()
     hub.repos["soak/tiny"] = Repo()
-    hub.repos["soak/tiny"].commit({path.name: path.read_bytes() for path in made.iterdir()})
+    hub.repos["soak/tiny"].commit({path.name: path.read_bytes() for path in (made / "ponder/zoo" / NAME).iterdir()})
 
     def do(folder: Path) -> None:
         from huggingface_hub import constants
@@ -288,3 +314,44 @@ def end_of_zoo(folder: Path) -> Any:
     card = json.loads(found.pop(cards.CARD))
     card.pop("fallback", None)  # milliseconds
     return found, {name: card.get(name) for name in (*cards.Card.model_fields, "title", "sha256", "files")}
+
+
+# Serving --------------------------------------------------------------------------------------------------------------
+
+
+def serving(data_dir: Path, run: Path) -> Work:
+    """A server, whose client gets to every puzzle what the solver says that is asked directly. It changes no disk."""
+    before, answers = run.with_name("served"), run.with_name("answers.json")
+
+    def make() -> None:
+        cards.add(run, NAME, "", data_dir, zoo_in(before))
+        solver = Solver(NAME)
+        puzzles = [solver.domain.format(row) for row in solver.domain.sample(0, 4)[0]]
+        files.write_json(answers, [(puzzle, solver.solve(puzzle).text) for puzzle in puzzles])
+
+    def do(folder: Path) -> None:
+        zoo_in(folder)
+        listening, wrong = server.listen("127.0.0.1", 0), list[object]()
+
+        def ask() -> None:
+            try:
+                connection = HTTPConnection("127.0.0.1", listening.getsockname()[1], timeout=60)
+                for puzzle, text in files.read_json(answers):
+                    asked = json.dumps({"model": NAME, "puzzle": puzzle})
+                    connection.request("POST", "/v1/solve", asked, {"Content-Type": "application/json"})
+                    said = json.loads(connection.getresponse().read())
+                    wrong.extend([(puzzle, text, said)] * (said.get("text") != text))
+            except Exception as error:
+                wrong.append(error)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        client = threading.Thread(target=ask)
+        app = http.make_app(Service(Shelf((NAME,)), slots=2), ready=client.start)
+        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn's own handler gives it back at the end
+        server.run(app, listening, timeout=60)
+        client.join()
+        assert not wrong, wrong
+
+    well(make)
+    return Work(do, lambda _: None, lambda *_: None, do, prepare=copies(before))

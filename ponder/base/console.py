@@ -1,13 +1,14 @@
-"""What the terminal shows in more than one place: progress bars, percentages."""
+"""What the terminal shows in more than one place: progress bars, tables, percentages."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from typing import Self
 
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 from rich.progress import SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
 
 
 class Bar:
@@ -44,6 +45,14 @@ def waiting(text: str) -> Iterator[None]:
     with RichProgress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
         bars.add_task(text, total=None)
         yield
+
+
+def plain_table(*names: str, right: Container[str] = (), no_wrap: bool = False) -> Table:
+    """A table without lines; the columns named in `right` hold numbers."""
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=no_wrap)
+    return table
 
 
 def percent(value: float) -> str:

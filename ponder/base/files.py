@@ -14,6 +14,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -68,22 +69,33 @@ LARGEST = 64 * 2**20
 """Bytes of a file that is read whole. The longest of ours, the names of an augmented ARC, take forty million."""
 
 
-def read(path: Path, limit: int = LARGEST) -> bytes:
-    """All of a regular file: one that is a pipe would keep us waiting for ever."""
+def read(path: Path, limit: int | None = LARGEST) -> bytes:
+    """All of a regular file."""
+    with _regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if limit is not None and size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+        return file.read(size)
+
+
+@contextmanager
+def _regular(path: Path) -> Iterator[BufferedReader]:
+    """The file to be read: one that is a pipe would keep us waiting for ever."""
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     with os.fdopen(os.open(path, flags), "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        if about.st_size > limit:
-            raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
-        return file.read(limit)
+        yield file
 
 
 def read_json(path: Path) -> Any:
-    content = read(path)
+    return parse_json(read(path))
+
+
+def parse_json(content: str | bytes) -> Any:
+    """What is nested deeper than Python can follow is an error like every other."""
     try:
         return json.loads(content)
     except RecursionError:
@@ -102,7 +114,7 @@ def read_object(path: Path, do: str) -> dict[str, Any]:
 
 
 def sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with _regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -155,8 +167,8 @@ def put_folder(part: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     part.rename(target)
+    to_disk(target.parent)  # now: a disk may keep what is done next, in another folder, and lose this
     shutil.rmtree(old, ignore_errors=True)
-    to_disk(target.parent)
 
 
 def restore(target: Path) -> None:
@@ -169,6 +181,7 @@ def remove_folder(target: Path) -> None:
     """Delete a folder that must not be seen half deleted."""
     old = _old(target)
     target.rename(old)
+    to_disk(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

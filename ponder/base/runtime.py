@@ -67,7 +67,7 @@ class Runtime:
         return values
 
     def clock(self) -> float:
-        """Seconds of work: the processor's own on a CPU, where a busy neighbour must not count; elsewhere the wall's."""
+        """Seconds of work: the processor's own on a CPU, where a neighbour must not count; elsewhere the wall's."""
         return time.process_time() if self.device.type == "cpu" else time.perf_counter()
 
     def barrier(self) -> None:

@@ -30,7 +30,7 @@ VERBS = {
     "diff": Verb("diff", "two evaluated runs: settings that differ, and the paired difference in score"),
     "cost": Verb("cost", "parameters, layer applications, FLOPs and memory of a model"),
     "policies": Verb("policies", "accuracy against compute for every halting policy"),
-    "search": Verb("search", "noisy restarts in parallel until the checker accepts"),
+    "search": Verb("search", "several tries at each puzzle until the checker accepts"),
     "trace": Verb("trace", "look inside: residual, stretch and trajectories of the state, step by step"),
     "eval-llm": Verb("eval_llm", "put a domain's examples to a language model"),
     "arc-submit": Verb("arc_submit", "an ARC challenges file in, fine-tuned on, a submission out"),

@@ -87,11 +87,9 @@ def main(args: Sequence[str]) -> None:
 
 
 def print_score(score: "SubmissionScore", console: "Console") -> None:
-    from rich.table import Table
+    from ponder.base.console import plain_table
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("", "n", "solved", "95% interval"):
-        table.add_column(column, justify="left" if not column else "right")
+    table = plain_table("", "n", "solved", "95% interval", right=("n", "solved", "95% interval"))
     for what, n, share in (
         ("test inputs", score.test_inputs, score.test_inputs_solved),
         ("tasks, all their test inputs", score.tasks, score.all_test_inputs),

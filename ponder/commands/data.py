@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
-from ponder.base.console import Bar
+from ponder.base.console import Bar, plain_table
 from ponder.base.errors import UserError
 from ponder.data import Dataset, open_named, verify
 
@@ -55,11 +54,7 @@ def print_dataset(dataset: Dataset) -> None:
         f"[bold]{path}[/]  {domain.seq_len} tokens, {len(domain.vocab)} symbols, {size / 1e6:.1f} MB, "
         f"hash {dataset.hash}"
     )
-    table = Table(box=None, padding=(0, 2))
-    table.add_column("split")
-    table.add_column("examples", justify="right")
-    table.add_column("role")
-    table.add_column("what it is")
+    table = plain_table("split", "examples", "role", "what it is", right=("examples",))
     for split in dataset.counts:
         info = domain.splits[split]
         table.add_row(split, f"{len(dataset.source(split)):,}", info.role, info.about)

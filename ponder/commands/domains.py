@@ -4,7 +4,8 @@ import argparse
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+
+from ponder.base.console import plain_table
 
 
 def main(args: Sequence[str]) -> None:
@@ -12,9 +13,7 @@ def main(args: Sequence[str]) -> None:
     from ponder.config.resolve import preset_names
     from ponder.domains import registry
 
-    table = Table(box=None, padding=(0, 2))
-    for column in ("domain", "what it is", "presets"):
-        table.add_column(column)
+    table = plain_table("domain", "what it is", "presets")
     for name, domain in registry.every().items():
         presets = [p for p in preset_names() if p == name or p.startswith(f"{name}-")]
         table.add_row(f"[bold]{name}[/]", domain.title, "\n".join(presets))

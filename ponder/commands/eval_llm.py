@@ -1,7 +1,6 @@
 """`ponder eval-llm`: a domain's examples put to a language model."""
 
 import argparse
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -9,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ponder.base import files
 from ponder.base.errors import UserError
 from ponder.data import open_named
 from ponder.llm.client import Endpoint, chat_url, load_httpx
@@ -153,7 +153,7 @@ def _parameters(known: argparse.Namespace) -> dict[str, Any]:
         raise UserError("give both --price-in and --price-out, or neither")
     given = {"temperature": known.temperature, "max_tokens": known.max_tokens}
     try:
-        body = json.loads(known.body or "{}")
+        body = files.parse_json(known.body or "{}")
     except ValueError:
         body = None
     if not isinstance(body, dict) or {"model", "messages", "stream", "n"} & set(body):

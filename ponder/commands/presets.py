@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import yaml
 from rich.console import Console
-from rich.table import Table
+
+from ponder.base.console import plain_table
 
 
 def main(args: Sequence[str]) -> None:
@@ -28,9 +29,7 @@ def print_all() -> None:
     from ponder.config.resolve import model_names, preset_names, resolve
 
     console = Console(highlight=False)
-    table = Table(box=None, padding=(0, 2))
-    for column in ("preset", "scale", "about"):
-        table.add_column(column)
+    table = plain_table("preset", "scale", "about")
     for name in preset_names():
         config = resolve(name)
         table.add_row(f"[bold]{name}[/]", config.scale, config.about)

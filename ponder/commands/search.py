@@ -16,7 +16,8 @@ from ponder.inference.search import RULES, SIZE, default_noise
 def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="ponder search",
-        description="Noisy restarts of each puzzle in parallel until the checker accepts an answer.",
+        description="Several tries at each puzzle until the checker accepts an answer: noisy restarts in parallel, or "
+        "suppositions about a cell, one after the other.",
         epilog="For Sudoku, Maze and Arithmetic. By another rule than the checker's, everywhere: "
         + "; ".join(f"{name}: {what}" for name, what in RULES.items() if name != "checker")
         + ".",
@@ -25,6 +26,12 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--restarts", type=int, default=8, metavar="R")
     parser.add_argument("--steps", type=int, metavar="T", help="ACT steps of a restart (default: the training budget)")
     parser.add_argument("--noise", type=float, metavar="ETA", help=f"per element (default: {SIZE} / sqrt(width))")
+    parser.add_argument(
+        "--vary",
+        choices=("noise", "suppose"),
+        default="noise",
+        help="what tells the tries apart: noise in the states, or a symbol supposed in one cell more (Sudoku)",
+    )
     parser.add_argument("--select", choices=tuple(RULES), default="checker")
     parser.add_argument("--totals", type=int, nargs="+", metavar="N", help="compute to split into breadth and depth")
     parser.add_argument("--seed", type=int, default=0)
@@ -32,7 +39,8 @@ def main(args: Sequence[str]) -> None:
     what = read_subject(known)
     steps = what.model.config.max_steps if known.steps is None else known.steps
     noise = default_noise(what.model) if known.noise is None else known.noise
-    result = report(what, SearchPlan(known.restarts, steps, noise, known.seed, known.select), known.totals, known.slots)
+    plan = SearchPlan(known.restarts, steps, noise, known.seed, known.select, known.vary)
+    result = report(what, plan, known.totals, known.slots)
     console = Console(highlight=False)
     print_search(result, console)
     file = write_result(result, what, "search", known.out)

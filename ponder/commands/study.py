@@ -84,17 +84,24 @@ def main(args: Sequence[str]) -> None:
     ACTIONS[known.verb](known)
 
 
+def _place(args: argparse.Namespace) -> Store:
+    if (cells := args.results / "cells").is_dir():
+        raise UserError(f"{args.results} lies around the folder of the stored trainings: give --results {cells}")
+    return Store(args.results, args.runs)
+
+
 def _store(args: argparse.Namespace) -> Store:
-    store = Store(args.results, args.runs)
+    store = _place(args)
     if older := store.older():
-        raise UserError(f"{older[0]} and {len(older) - 1} more are of an older ponder: run `ponder study migrate` once")
+        more = f" and {len(older) - 1} more are" if len(older) > 1 else " is"
+        raise UserError(f"{older[0]}{more} of an older ponder, or no stored training: run `ponder study migrate` once")
     return store
 
 
 def _migrate(args: argparse.Namespace) -> None:
     from ponder.studies.migrate import migrate
 
-    for line in migrate(Store(args.results, args.runs)):
+    for line in migrate(_place(args)):
         print(line)
 
 

@@ -20,7 +20,7 @@ def main(args: Sequence[str]) -> None:
         "words",
         nargs="*",
         metavar="NAME | add RUN NAME",
-        help="the model whose card to show, or the run to add and its name",
+        help="the model whose card to show, or the run to add and its name; a model's folder is measured anew",
     )
     parser.add_argument("--limits", default="", help="with add: what a user should know about where it fails")
     parser.add_argument("--shipped", action="store_true", help="with add: into the package itself, for maintainers")

@@ -216,6 +216,7 @@ class EvalConfig(Frozen):
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
 
 
+Vary = Literal["noise", "suppose"]
 Select = Literal["checker", "confidence", "first-halt", "residual", "energy"]
 
 
@@ -228,6 +229,7 @@ class SearchPlan:
     noise: float
     seed: int = 0
     select: Select = "checker"
+    vary: Vary = "noise"
 
     def __post_init__(self) -> None:
         for name, value in (("restarts", self.restarts), ("steps", self.steps)):

@@ -323,6 +323,20 @@ class Domain(ABC):
         them the same search by itself."""
         raise UserError(f"{self.name} has no search to be guided")
 
+    @property
+    def unverifiable(self) -> str:
+        """Why it is no achievement that the checker accepts an answer; empty where it is one."""
+        return self.checker_solves or ("" if self.checkable else "it has no checker")
+
+    @property
+    def supposes(self) -> bool:
+        """Whether a search may fill in a cell on trial: with the right symbol it is a puzzle of the same answer."""
+        return False
+
+    def open_cells(self, inputs: Tokens) -> tuple[Ints, Ints]:
+        """Where it does: the positions of one puzzle that it may fill in, and the symbols that it may try there."""
+        raise UserError(f"{self.name} has no cells to fill in on trial")
+
     # Looking at it --------------------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -78,6 +78,16 @@ class GridDomain(Domain):
         good: Bools = (((inputs == answers) & held) | (held & ~self.given(inputs)) | (inputs == PAD)).all(axis=1)
         return good
 
+    # For search -----------------------------------------------------------------------------------------------------
+
+    @property
+    def supposes(self) -> bool:
+        return self.blank != PAD and not self.marks
+
+    def open_cells(self, inputs: Tokens) -> tuple[Ints, Ints]:
+        symbols = [token for token in self.answer_codes.values() if token != self.blank]
+        return np.flatnonzero(inputs == self.blank), np.array(symbols)
+
     # Text and JSON <-> tokens ---------------------------------------------------------------------------------------
 
     @property

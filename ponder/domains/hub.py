@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ponder.base import hub
 from ponder.base.errors import UserError
-from ponder.domains.contract import Bools, Ints, Progress, Tokens, silent
+from ponder.domains.contract import Bools, Domain, Ints, Progress, Tokens, silent
 
 COMMA, NEWLINE, RETURN, QUOTE = b',\n\r"'
 CHUNK_BYTES = 1 << 24
@@ -108,6 +108,18 @@ def read_csv_rows(path: Path, columns: Sequence[str], progress: Progress = silen
     if rest:
         yield _cut(path, line, rest + b"\n", columns)
     progress(f"reading {path.name}", total, total)
+
+
+def read_solved(
+    path: Path, domain: Domain, clues: dict[str, int], answers: dict[str, int], progress: Progress
+) -> Iterator[tuple[CsvRows, Tokens, Tokens]]:
+    """The rows of a published file as puzzles and answers, each of which must solve its question."""
+    for rows in read_csv_rows(path, COLUMNS, progress):
+        inputs = rows.tokens("question", domain.seq_len, clues)
+        labels = rows.tokens("answer", domain.seq_len, answers)
+        for row in np.flatnonzero(~domain.check(inputs, labels))[:1]:
+            rows.fail(row, f"the answer does not solve the question: {domain.explain(inputs[row], labels[row])}")
+        yield rows, inputs, labels
 
 
 def _cut(path: Path, first_line: int, block: bytes, columns: Sequence[str]) -> CsvRows:

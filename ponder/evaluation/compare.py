@@ -11,7 +11,6 @@ from ponder.evaluation.records import Judge, example_keys
 from ponder.evaluation.schema import Curve, PoliciesResult, PolicyScore, Share
 from ponder.evaluation.subject import Subject
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Halt, Policy, Seen, Settled, Stable
-from ponder.inference.search import unverifiable
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
 
@@ -36,7 +35,7 @@ def all_policies(
         out += [Halt(), *(Halt(threshold) for threshold in thresholds)]
     if model.config.states:
         out += [*(Stable(steps) for steps in stable), *(Settled(residual) for residual in residuals)]
-    return out if unverifiable(domain) else [*out, Checker()]
+    return out if domain.unverifiable else [*out, Checker()]
 
 
 def compare_policies(

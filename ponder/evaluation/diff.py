@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ponder.base import files
+from ponder.base.console import plain_table
 from ponder.base.errors import UserError
 from ponder.base.stats import Z95, paired
 from ponder.config import resolve as configuration
@@ -150,9 +151,7 @@ def print_differences(a: Evaluation, b: Evaluation, console: Console) -> None:
         at = each.result.checkpoint
         update = "" if at.update is None else f", update {at.update}"
         console.print(f"[bold]{letter}[/] {each.folder}: {weights} weights {sha256[:12]}{update}")
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for column in ("setting" if changed else "the configurations are the same", *(("A", "B") if changed else ())):
-        table.add_column(column)
+    table = plain_table(*(("setting", "A", "B") if changed else ("the configurations are the same",)))
     for key, values in changed.items():
         table.add_row(key, *(str(value) for value in values))
     console.print(table)

@@ -50,7 +50,9 @@ def report(what: Subject, plan: SearchPlan, totals: Sequence[int] | None = None,
         batch.inputs, batch.task_ids, restart_keys(plan.seed, what.index, 1)[:, 0]
     )
     noise = "Restart 0 has no noise, the others have state noise"
-    if what.model.config.init == "random":
+    if plan.vary == "suppose":
+        noise = "Restart 0 is the puzzle; the others have one more cell given, one after the other"
+    elif what.model.config.init == "random":
         noise += "; each has an initial state of its own"
     return SearchResult(
         **what.measurement(f"{noise}; {RULES[plan.select]}. Compute: ACT steps of all restarts."),

@@ -1,6 +1,5 @@
 """The tables and figures of `ponder eval`, `policies`, `search` and `trace`, from what they wrote down alone."""
 
-import io
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from ponder.base import files
+from ponder.base import plots
 from ponder.base.console import percent
 from ponder.evaluation.schema import (
     ArcScore,
@@ -49,20 +48,10 @@ def columns(*names: str, title: str | None = None) -> Table:
 @contextmanager
 def figure(path: Path, count: int = 1, size: tuple[float, float] = (8, 5), dpi: int = 110) -> Iterator[list[Any]]:
     """`count` axes side by side, written to the file at the end."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    made, axes = plt.subplots(1, count, figsize=(size[0] * count, size[1]), layout="constrained", squeeze=False)
-    yield list(axes.flat)
-    for axis in axes.flat:
-        axis.grid(alpha=0.25)
-        axis.legend(fontsize=8)
-    drawn = io.BytesIO()
-    made.savefig(drawn, format=path.suffix[1:], dpi=dpi)
-    files.write(path, drawn.getvalue())
-    plt.close(made)
+    with plots.figure([path], 1, count, (size[0] * count, size[1]), dpi) as (_, axes):
+        yield list(axes.flat)
+        for axis in axes.flat:
+            axis.legend()
 
 
 # eval.json ------------------------------------------------------------------------------------------------------------
@@ -250,8 +239,9 @@ def print_search(result: SearchResult, console: Console) -> None:
     for p in result.table:
         table.add_row(f"{p.total}", f"{p.restarts} x {p.steps}", *_cells(p, budget))
     console.print(table)
+    varied = "a cell supposed" if plan.vary == "suppose" else f"noise {plan.noise:.2g}, seed {plan.seed}"
     console.print(
-        f"[dim]with 95% intervals; answers selected by {plan.select}, noise {plan.noise:.2g}, seed {plan.seed}; steps: "
+        f"[dim]with 95% intervals; answers selected by {plan.select}, {varied}; steps: "
         f"ACT steps of a puzzle, all its restarts together[/]"
     )
 

@@ -48,6 +48,8 @@ class Seen:
     """Of the answer's logits: the lower, the more they speak for any symbols at all."""
     accepted: Bools | None
     """The checker's verdict; None unless the policy asks for it."""
+    logits: Tensor
+    """[puzzles, tokens, symbols], where the model computed them."""
 
 
 # When a puzzle is finished --------------------------------------------------------------------------------------------
@@ -289,6 +291,7 @@ class Engine:
             residual=halting.residual(batch.carry, step.carry).cpu().numpy(),
             energy=halting.energy(step).cpu().numpy(),
             accepted=accepted if self.policy.checks else None,
+            logits=step.logits,
         )
         # A puzzle that asks for so many steps gets them, neither more nor fewer, unless all are to run to the budget.
         asked = step.over is not None and not isinstance(self.policy, Full)

@@ -232,8 +232,8 @@ def _paint(draw: "ImageDraw", node: ElementTree.Element, x: float, y: float) -> 
     elif kind == "rect":
         at = x + number("x"), y + number("y")
         corner = at[0] + number("width"), at[1] + number("height")
-        if corner[0] > at[0]:
-            box = [round(v * SCALE) for v in (*at, *corner)]
+        box = [round(v * SCALE) for v in (*at, *corner)]
+        if box[2] > box[0] and box[3] > box[1]:  # a confidence of next to nothing is no pixel wide
             draw.rectangle((box[0], box[1], box[2] - 1, box[3] - 1), fill=node.get("fill"))
     elif kind == "line":
         ends = [round(v * SCALE) for v in (x + number("x1"), y + number("y1"), x + number("x2"), y + number("y2"))]

@@ -5,10 +5,10 @@ Loading torch takes a second or two, many times as long as such a model thinks a
 whose card does not vouch for its files, is opened the usual way.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from ponder.domains.contract import Domain, Tokens
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.solver import Solver
 from ponder.inference.weights import Imported, as_carded, settings, zoo_folders
+
+if TYPE_CHECKING:
+    from ponder.inference.search import Found
 
 Array = npt.NDArray[np.floating[Any]]
 EPS = 1e-5
@@ -238,7 +241,14 @@ class PlainSolver(Solver):
             before = answer
 
     def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
-        return [self.answer(inputs, list(self.think(inputs))) for inputs in puzzles]
+        traces = [list(self.think(inputs)) for inputs in puzzles]
+        found = self.searched(np.stack(puzzles), traces)
+        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(puzzles, traces, strict=True))]
+
+    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> "dict[int, Found]":
+        if not self.search or all(trace[-1].valid for trace in traces):
+            return {}
+        return Solver(self.name, self.steps, search=self.search).searched(inputs, traces)
 
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         carry = self.plain.start()
@@ -248,10 +258,9 @@ class PlainSolver(Solver):
         return step.logits
 
 
-def solver(model: str | Path, steps: int | None, device: str, fallback: Any, search: int) -> Solver:
-    """A solver that does without torch, where that is possible."""
-    make: Callable[..., Solver] = Solver if search else PlainSolver
+def solver(model: str | Path, steps: int | None, device: str, fallback: Any, search: int | None) -> Solver:
+    """A solver that does without torch, where that is possible, until it has to search."""
     try:
-        return make(model, steps, device, fallback, search)
+        return PlainSolver(model, steps, device, fallback, search)
     except Beyond:
         return Solver(model, steps, device, fallback, search)

@@ -1,12 +1,15 @@
-"""Search (beyond the paper): restarts of one puzzle in parallel, and a rule that says which answer counts.
+"""Search (beyond the paper): several tries at one puzzle, and a rule that says which answer counts.
 
-The first rule is the checker's: the restarts end when it accepts an answer. Checking is cheaper than finding, so that a
+The first rule is the checker's: the tries end when it accepts an answer. Checking is cheaper than finding, so that a
 model that is right sometimes becomes one that is right nearly always, at a price that is reported: ACT steps, summed
-over all restarts.
+over all tries. They differ by noise in the states, side by side; or, where puzzles have cells to fill in, each supposes
+a symbol in one that the model is unsure about, one after the other.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -28,11 +31,6 @@ RULES = {
 }
 
 
-def unverifiable(domain: Domain) -> str:
-    """Why an answer that the checker accepts is no achievement here; empty where it is."""
-    return domain.checker_solves or ("" if domain.checkable else "it has no checker")
-
-
 SEARCH = 101
 """What these random numbers are for, beside the uses that ponder/rng.py lists."""
 SIZE = 0.16
@@ -45,7 +43,7 @@ class Found:
 
     answers: Tokens
     restart: Ints
-    """Which restart gave it; 0 is the one without noise."""
+    """Which restart gave it; 0 is the plain run."""
     steps: Ints
     """The ACT step of that restart at which it did."""
     confidence: Floats
@@ -82,7 +80,7 @@ def search(
     slots: int = SLOTS,
     precision: str = "float32",
 ) -> Found:
-    """All restarts of a puzzle side by side, the first without noise.
+    """All restarts of a puzzle side by side, the first without noise; or one supposition after the other.
 
     `numbers` name the puzzles, so that the noise of one does not depend on which others are searched.
 
@@ -94,6 +92,9 @@ def search(
     count, room = len(inputs), max(1, slots // plan.restarts)
     task_ids = np.zeros(count, dtype=np.int64) if task_ids is None else task_ids
     keys = restart_keys(plan.seed, np.arange(count) if numbers is None else numbers, plan.restarts)
+    if plan.vary == "suppose":
+        engine = partial(Engine, model, domain, slots, Checker(), plan.steps, precision=precision)
+        return _supposing(engine, inputs, task_ids, keys)
     policy = Checker() if plan.select == "checker" else Full()
     sides = [
         _Side(Engine(model, domain, room * width, policy, plan.steps, noise, precision), first, width)
@@ -144,14 +145,69 @@ class _Side:
         self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
 
 
+def suppositions(domain: Domain, puzzle: Tokens, logits: Floats, count: int) -> Tokens:
+    """[at most `count`, tokens] the puzzle with one more cell given: the two likeliest symbols of the cell that the
+    model is least sure about, then those of the next."""
+    cells, symbols = domain.open_cells(puzzle)
+    each = logits[np.ix_(cells, symbols)]
+    likely = np.argsort(-each, axis=1, kind="stable")[:, :2]
+    best = np.take_along_axis(each, likely, axis=1)
+    unsure = np.argsort(best[:, 0] - best[:, -1], kind="stable")
+    where, what = np.repeat(cells[unsure], likely.shape[1])[:count], symbols[likely[unsure]].ravel()[:count]
+    tries = np.repeat(puzzle[None], len(where), axis=0)
+    tries[np.arange(len(where)), where] = what
+    return tries
+
+
+def _supposing(make: Callable[[], Engine], inputs: Tokens, task_ids: Ints, keys: Ints) -> Found:
+    """The plain run, then, of the puzzles that are still refused, one supposition after the other. An answer to a
+    puzzle with one more cell given is one to the puzzle."""
+    tries: dict[int, Tokens] = {}
+    engine = make()
+
+    def watch(seen: Seen) -> None:
+        assert seen.accepted is not None
+        for row in np.flatnonzero((seen.steps == engine.budget) & ~seen.accepted):
+            logits = seen.logits[row].float().cpu().numpy()
+            tries[int(seen.tickets[row])] = suppositions(engine.domain, seen.inputs[row], logits, keys.shape[1] - 1)
+
+    plain = engine.run(inputs, task_ids, keys[:, 0], watch)
+    assert plain.accepted is not None
+    out = Found(
+        answers=plain.answers,
+        restart=np.zeros_like(plain.steps),
+        steps=plain.steps,
+        confidence=plain.confidence,
+        accepted=plain.accepted,
+        compute=plain.steps.copy(),
+    )
+    for restart in range(1, keys.shape[1]):
+        left = np.array([i for i, some in tries.items() if restart <= len(some) and not out.accepted[i]], np.int64)
+        if not len(left):
+            break
+        supposed = np.stack([tries[i][restart - 1] for i in left.tolist()])
+        tried = make().run(supposed, task_ids[left], keys[left, restart])
+        assert tried.accepted is not None
+        out.compute[left] += tried.steps
+        found = left[tried.accepted]
+        for name in ("answers", "steps", "confidence", "accepted"):
+            getattr(out, name)[found] = getattr(tried, name)[tried.accepted]
+        out.restart[found] = restart
+    return out
+
+
 def _possible(model: Reasoner, domain: Domain, plan: SearchPlan) -> None:
-    if plan.select == "checker" and (why := unverifiable(domain)):
+    if plan.select == "checker" and (why := domain.unverifiable):
         raise UserError(f"no verified search in {domain.name}: {why}; select by confidence (--select confidence)")
     if plan.select == "first-halt" and not model.config.head:
         raise UserError("select first-halt needs a halting head and this model has none: select by confidence")
     if plan.select == "residual" and model.config.states == 0:
         raise UserError("select residual needs a state and this model has none: select by confidence")
-    if plan.restarts > 1 and plan.noise <= 0 and model.config.init == "fixed":
+    if plan.vary == "suppose" and not domain.supposes:
+        raise UserError(f"{domain.name} has no cells to fill in on trial: vary by noise (--vary noise)")
+    if plan.vary == "suppose" and plan.select != "checker":
+        raise UserError(f"suppositions end when the checker accepts one: leave out --select {plan.select}")
+    if plan.vary == "noise" and plan.restarts > 1 and plan.noise <= 0 and model.config.init == "fixed":
         raise UserError(f"noise {plan.noise:g} would make all restarts the same: give a positive rate")
 
 

@@ -5,6 +5,7 @@ torch is loaded when a model that runs on it is opened: those of `ponder.inferen
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -27,8 +28,12 @@ class Unsolvable(UserError):
     """A well-formed puzzle that breaks the rules at first sight."""
 
 
-def _possible(steps: int | None, fallback: str | None, restarts: int) -> None:
-    if restarts < 0:
+TRIES = 8
+"""Of a search that nobody gave a number for."""
+
+
+def _possible(steps: int | None, fallback: str | None, restarts: int | None) -> None:
+    if restarts is not None and restarts < 0:
         raise UserError(f"search {restarts} is too small: give the number of restarts, or 0 for none")
     if fallback not in (None, "exact", "guided"):
         raise UserError(f"fallback {fallback!r} is unknown: give 'exact' or 'guided', or leave it out")
@@ -45,9 +50,10 @@ class Solver:
         steps: int | None = None,
         device: str = "cpu",
         fallback: Literal["exact", "guided"] | None = None,
-        search: int = 0,
+        search: int | None = 0,
     ) -> None:
-        """`search`: noisy restarts of a puzzle whose answer is refused, until one is accepted."""
+        """`search`: so many more tries at a puzzle whose answer is refused, until one is accepted; None: some, where it
+        has cells to fill in on trial."""
         _possible(steps, fallback, search)
         self.name, self.domain, self.config = self.open(model, device)
         if fallback is not None and not self.domain.exact:
@@ -56,12 +62,9 @@ class Solver:
             raise UserError(f"{self.domain.name} has no search to be guided: give fallback 'exact'")
         self.steps = 4 * self.config.max_steps if steps is None else steps
         self.fallback = fallback
-        self.search = search
-        if search:
-            from ponder.inference.search import unverifiable
-
-            if why := unverifiable(self.domain):
-                raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
+        self.search = (TRIES if self.domain.supposes else 0) if search is None else search
+        if self.search and (why := self.domain.unverifiable):
+            raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
 
     def open(self, model: str | Path, device: str) -> tuple[str, Domain, ModelConfig]:
         """Make it ready to think; its name, what it is for and what it is."""
@@ -126,6 +129,8 @@ class Solver:
 
         model = self.opened.model
         plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
+        if self.domain.supposes:
+            plan = replace(plan, steps=min(self.steps, self.config.max_steps), vary="suppose")
         found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
         return {int(i): found.of(row) for row, i in enumerate(refused) if found.accepted[row]}
 
@@ -138,10 +143,13 @@ class Solver:
         return Engine(self.opened.model, self.domain, slots, policy, self.steps)
 
     def thought(self, seen: "Seen", row: int, before: Tokens) -> Thought:
-        confidence = float(stats.probability(seen.confidence[row])) if self.config.head else float("nan")
+        confidence = self._sure(seen.confidence[row])
         valid = None if seen.accepted is None else bool(seen.accepted[row])
         answer = seen.answers[row]
         return Thought(int(seen.steps[row]), answer, answer != before, confidence, valid)
+
+    def _sure(self, logit: float) -> float:
+        return float(stats.probability(logit)) if self.config.head else float("nan")
 
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         """[tokens, symbols] what the model says of one puzzle after so many steps."""
@@ -155,10 +163,12 @@ class Solver:
         """The last thought as an answer, or what a search `found`, or the exact one where that is refused and
         `fallback` (or the solver's) asks for it; and what there is to say about it."""
         last = trace[-1]
-        tokens, verified, notes = last.answer, last.valid, list[str]()
+        tokens, verified, notes, confidence = last.answer, last.valid, list[str](), last.confidence
         if found is not None:
-            tokens, verified = found.answers[0], True
-            notes.append(f"found by restart {found.restart[0]} of {self.search}, {found.compute[0]} ACT steps in all")
+            tokens, verified, confidence = found.answers[0], True, self._sure(found.confidence[0])
+            how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
+            tries = f"try {found.restart[0]} of {self.search}, {found.compute[0]} more ACT steps"
+            notes.append(f"found by {how} ({tries})")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
@@ -187,7 +197,7 @@ class Solver:
             by=by,
             note="; ".join(notes),
             steps=last.step,
-            confidence=last.confidence,
+            confidence=confidence,
             trace=tuple(trace),
         )
 
@@ -201,7 +211,7 @@ class Shelf:
         device: str = "cpu",
         steps: int | None = None,
         fallback: Literal["exact", "guided"] | None = None,
-        search: int = 0,
+        search: int | None = 0,
         make: "Callable[..., Solver]" = Solver,
     ) -> None:
         """`make`: opens one, given the model and the rest in this order."""

@@ -17,11 +17,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from ponder import __version__
 from ponder.base import files
-from ponder.base.console import Bar, printable
+from ponder.base.console import Bar, plain_table, printable
 from ponder.base.errors import UserError
 from ponder.data import Dataset
 from ponder.llm.client import Endpoint, Reply, Unanswered, ask_all
@@ -58,7 +57,7 @@ class Transcript:
         """The answers by key; failures are asked again."""
         for number, line in enumerate(text[:whole].splitlines(), 1):
             try:
-                row = json.loads(line)
+                row = files.parse_json(line)
                 if "error" not in row:
                     self.rows[row["key"]] = row
             except (ValueError, TypeError, KeyError):
@@ -212,9 +211,8 @@ def _print(result: Mapping[str, Any], answered: Sequence[Answered], errors: Sequ
 
     console.print(f"[bold]{escape(result['model'])}[/] on {escape(result['preset'])}, data {result['data_hash']}")
     console.print(f"[dim]{escape(result['protocol'])}; 95% intervals[/]")
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for column in ("split", "n", "exact", "valid", "unparseable", "truncated"):
-        table.add_column(column, justify="left" if column == "split" else "right")
+    numbers = ("n", "exact", "valid", "unparseable", "truncated")
+    table = plain_table("split", *numbers, right=numbers)
     for split, score in result["splits"].items():
         counts = (str(score[key]) for key in ("unparseable", "truncated"))
         table.add_row(split, str(score["n"]), shown(score["exact"]), shown(score["valid"]), *counts)

@@ -1,7 +1,6 @@
 """The figures of a study, as PNG and SVG, from stored results: what is missing is not drawn."""
 
-import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -9,16 +8,14 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ValidationError
 
-from ponder.base import files
 from ponder.base.errors import UserError, unknown
+from ponder.base.plots import COLOURS, figure
 from ponder.base.stats import spread
 from ponder.config.schema import Frozen
 from ponder.reports.tables import FIXED, Entry
 from ponder.reports.values import StudyResults, policies_of, rows_of, score_of
 from ponder.studies.spec import WeightSet
 
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999933")
-"""Okabe and Ito's colours, told apart by the colour-blind, and one more; lines also differ in marker and dash."""
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 SMALL = 8
@@ -77,16 +74,10 @@ def draw(
         for file in pictures.values():
             file.unlink(missing_ok=True)
         return False
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     across = min(3 if len(panels) > 4 else 2, len(panels))
     down = -(-len(panels) // across)
-    with plt.rc_context({"svg.hashsalt": "ponder", "font.size": 10, "axes.grid": True, "grid.alpha": 0.25}):
-        size = (SIZES.get(panels[0].kind, 6.4) * across + 1, 4.4 * down)
-        figure, axes = plt.subplots(down, across, figsize=size, layout="constrained", squeeze=False)
+    size = (SIZES.get(panels[0].kind, 6.4) * across + 1, 4.4 * down)
+    with figure(list(pictures.values()), down, across, size, 120) as (made, axes):
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
         for axis, panel in zip(axes.flat, panels, strict=False):
@@ -96,12 +87,7 @@ def draw(
             text += (
                 "\ndots: seeds, bar and tick: their mean, diamond: the paper at paper scale, dotted: best fixed answer"
             )
-        figure.suptitle(text)
-        for kind, file in pictures.items():
-            out = io.BytesIO()
-            figure.savefig(out, format=kind, dpi=120, metadata={"Date": None} if kind == "svg" else None)
-            files.write(file, out.getvalue())
-        plt.close(figure)
+        made.suptitle(text)
     return True
 
 
@@ -128,12 +114,19 @@ def _error(entry: Entry, scale: float) -> tuple[float, float] | None:
 
 def _error_words(found: Sequence[Entry]) -> str:
     seeds = {e.ours.seeds for e in found if e.ours is not None}
+    examples = {e.ours.examples for e in found if e.ours is not None and e.ours.examples}
     if not seeds:
         return "no results yet"
+    judged = f"{_range(examples)} puzzles" if examples else "examples"
     if seeds == {1}:
-        return "bars: 95% interval over examples, n = 1 seed"
-    counts = str(max(seeds)) if len(seeds) == 1 else f"{min(seeds)} to {max(seeds)}"
-    return f"bars: sd over seeds, n = {counts}" + (", or 95% over examples where n = 1" if 1 in seeds else "")
+        return f"bars: 95% interval over {judged}, n = 1 seed"
+    also = f", or 95% over {judged} where there is one" if 1 in seeds else f"; {judged} each" if examples else ""
+    return f"bars: sd over n = {_range(seeds)} seeds{also}"
+
+
+def _range(counts: Collection[int]) -> str:
+    low, high = min(counts), max(counts)
+    return f"{high:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
@@ -171,6 +164,7 @@ def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel
         rotation=15 if len(columns) > 3 else 0,
         ha="right" if len(columns) > 3 else "center",
     )
+    axis.set_xlim(-0.5, max(len(columns), 1) - 0.5)  # also where some bars are missing
     if panel.log:
         axis.set_yscale("log")
     axis.set_ylabel("accuracy, %" if percent else ", ".join(columns))
@@ -208,7 +202,7 @@ def _order(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pane
 
 def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Standard deviation over seeds, in the order of the rows; the paper's dotted."""
-    rows = list(results.study.variants)
+    rows, seeds = list(results.study.variants), set[int]()
     for number, column in enumerate(panel.columns):
         mine = {e.row: e for e in found if e.column == column}
         style = _style(number)
@@ -216,6 +210,7 @@ def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pan
             (i, 100 * e.ours.sd) for i, r in enumerate(rows) if (e := mine.get(r)) and e.ours and e.ours.sd is not None
         ]
         if ours:
+            seeds |= {mine[rows[i]].ours.seeds for i, _ in ours}  # type: ignore[union-attr]
             axis.plot(*zip(*ours, strict=True), label=column, **style)
         paper = [(i, e.paper_sd) for i, r in enumerate(rows) if (e := mine.get(r)) and e.paper_sd is not None]
         if paper:
@@ -226,7 +221,7 @@ def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pan
             )
     axis.set_xticks(range(len(rows)), [titles.get(r, r) for r in rows], rotation=15, ha="right")
     axis.set(ylabel="sd over seeds, points")
-    axis.set_title("spread over seeds", fontsize=SMALL + 1)
+    axis.set_title(f"spread over n = {_range(seeds)} seeds" if seeds else "no results yet", fontsize=SMALL + 1)
     _legend(axis)
 
 
@@ -247,7 +242,8 @@ def _factor(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pan
     axis.set(xlabel=panel.x.rpartition(".")[2], ylabel=f"{panel.column}, %")
     axis.set_xticks(sorted({x for x, _ in place.values()}))
     axis.set_title(_error_words(shown), fontsize=SMALL + 1)
-    _legend(axis)
+    _points(axis)
+    _legend(axis, below=True)
 
 
 def _settings(results: StudyResults, variant: str, panel: Panel) -> tuple[float, float]:
@@ -294,14 +290,15 @@ def _training(
             axis.fill_between(x, np.min(every, axis=0), np.max(every, axis=0), color=style["color"], alpha=0.12, lw=0)
     axis.set(xlabel="seconds spent in updates" if panel.x == "seconds" else "update")
     axis.set(ylabel=f"{panel.score or 'accuracy'}, %")
-    several = f"mean over seeds, shaded from lowest to highest, n = {seeds}"
-    axis.set_title("one seed" if seeds == 1 else several, fontsize=SMALL + 1)
-    _legend(axis)
+    several = f"mean of n = {seeds} seeds, shaded from lowest to highest"
+    axis.set_title("n = 1 seed" if seeds == 1 else several, fontsize=SMALL + 1)
+    _points(axis)
+    _legend(axis, below=True)
 
 
 def _depth(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Accuracy after each forced ACT step; the training budget is marked."""
-    budgets = set()
+    budgets, seeds = set(), set[int]()
     for number, (label, variant, name, weights) in enumerate(_lines(results, panel, titles)):
         score = score_of(name)
         cells = results.stored(score.task, variant).values() if score.task in results.tasks else []
@@ -312,14 +309,17 @@ def _depth(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pane
                 every.append(np.mean([getattr(profile, score.metric) for profile in profiles], axis=0))
                 budgets.add(cell.after.budget)
         if every:
+            seeds.add(len(every))
             length = min(map(len, every))
             mean = 100 * np.mean([e[:length] for e in every], axis=0)
             axis.plot(np.arange(1, length + 1), mean, label=label, **_style(number))
     for budget in sorted(budgets):
         axis.axvline(budget, color="0.5", linestyle=":", label="training budget")
     axis.set(xlabel="forced ACT steps", ylabel="accuracy, %")
-    axis.set_title("last checkpoint", fontsize=SMALL + 1)
-    _legend(axis)
+    many = f", mean of n = {_range(seeds)} seeds" if seeds - {1} else ", n = 1 seed" if seeds else ""
+    axis.set_title(f"last checkpoint{many}", fontsize=SMALL + 1)
+    _points(axis)
+    _legend(axis, below=True)
 
 
 def _policies(
@@ -327,8 +327,10 @@ def _policies(
 ) -> None:
     """Accuracy against mean ACT steps: a marker for each policy, a colour for each variant."""
     names: list[str] = []
+    seeds = set[int]()
     for number, variant in enumerate(results.study.variants):
         for policy, each in policies_of(results, panel.task, variant).items():
+            seeds.add(len(each))
             if policy not in names:
                 names.append(policy)
             steps, value = (np.mean([getattr(p, k) for p in each]) * by for k, by in (("steps", 1), ("valid", 100)))
@@ -340,33 +342,45 @@ def _policies(
                 label=f"{policy}, {titles.get(variant, variant)}",
             )  # fmt: skip
     axis.set(xlabel="mean ACT steps of an answer", ylabel="accuracy, %", title="")
-    axis.set_title(f"halting policies on {panel.task}; bars: sd over seeds", fontsize=SMALL + 1)
+    axis.set_title(
+        f"halting policies on {panel.task}; bars: sd over n = {_range(seeds or {0})} seeds", fontsize=SMALL + 1
+    )
     _legend(axis, below=True)
 
 
 def _scatter(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
     """Two columns against each other: a point for each training, a colour and a marker for each variant."""
-    columns = {e.column: e.of for e in found}
+    columns, trainings = {e.column: e.of for e in found}, 0
     of = [columns[c] for c in panel.columns if c in columns]
     for number, variant in enumerate(results.study.variants if len(of) == 2 else ()):
         x, y = (results.readings(variant, each) for each in of)
         points = [
             [side[s].value * (100 if q.percent else 1) for s in x if s in y] for side, q in ((x, of[0]), (y, of[1]))
         ]
+        trainings += len(points[0])
         if points[0]:
             style = {**_style(number), "marker": MARKERS[number // len(COLOURS)], "linestyle": "none"}
             axis.plot(*points, label=titles.get(variant, variant), **style)
     if panel.log:
         axis.set_xscale("log")
     axis.set(**dict(zip(("xlabel", "ylabel"), panel.columns, strict=True)))
-    axis.set_title("a point for each training", fontsize=SMALL + 1)
+    axis.set_title(f"a point for each of n = {trainings} trainings", fontsize=SMALL + 1)
     _legend(axis, below=True)
 
 
+def _points(axis: Any) -> None:
+    """An axis of percentages shows ten points at least: less than that is no picture of a difference."""
+    low, high = axis.get_ylim()
+    if high - low < 10:
+        low = max((low + high) / 2 - 5, -0.5)
+        axis.set_ylim(low, low + 10)
+
+
 def _legend(axis: Any, below: bool = False) -> None:
-    """`below`: under the axis, where it hides no bar."""
+    """`below`: under the axis, where it hides nothing."""
     lines = len(axis.get_legend_handles_labels()[0])
     if not lines:
+        axis.set_axis_off()
         axis.text(0.5, 0.5, "no results yet", transform=axis.transAxes, ha="center", color="0.4")
     elif below:
         axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)

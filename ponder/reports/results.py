@@ -14,6 +14,8 @@ from ponder.reports.verdicts import PROTOCOLS, StudyReport, shown, status, verdi
 from ponder.studies.spec import form
 
 VERDICTS = (CONFIRMED, UNDECIDED, CONTRARY, NOT_TESTABLE, NOT_RUN)
+SHOWN = 6
+"""Claims of a kind that the README lists; RESULTS.md has them all."""
 MAIN = "main-results"
 """The study whose figure and order of recipes open RESULTS.md."""
 SMALL_SCALE = (
@@ -64,18 +66,27 @@ def headline(reports: Sequence[StudyReport]) -> str:
     new = [v for v in every if v.finding.source == "beyond"]
     count = Counter(v.verdict for v in paper)
     unanswered = [v for v in paper if v.verdict not in (CONFIRMED, CONTRARY)]
-    lines = [
-        f"**Of the paper's {len(paper)} findings, {count[CONFIRMED]} hold at this size, {count[CONTRARY]} come out the "
-        f"other way, and {len(unanswered)} could not be told:**",
-        "",
-    ]
+    lines = [f"**Of the paper's {len(paper)} findings, {_outcome(count, 'at this size')}.**", ""]
+    for verdict, words in ((CONFIRMED, "Holds"), (CONTRARY, "The other way round")):
+        claims = [v.finding.claim for v in paper if v.verdict == verdict]
+        lines += [f"- {words}: {claim}" for claim in claims[:SHOWN]]
+        lines += [f"- and {len(claims) - SHOWN} more of these in RESULTS.md"] if claims[SHOWN:] else []
+    lines += ["", "Why the others could not be told:", ""] if unanswered else []
     reasons = Counter(map(_reason, unanswered)).most_common()
     lines += [f"- {n}: {reason}" for reason, n in reasons[:3]]
     lines += [f"- {sum(n for _, n in reasons[3:])}: other reasons"] if reasons[3:] else []
     answered = [v for v in new if v.verdict in (CONFIRMED, CONTRARY)]
-    claims = " ".join(f"{'Not so: ' if v.verdict == CONTRARY else ''}{v.finding.claim}" for v in answered)
-    lines += ["", f"Questions beyond it that have an answer: {len(answered)} of {len(new)}. {claims}".strip()]
+    said = " ".join(f"{'Not so: ' if v.verdict == CONTRARY else ''}{v.finding.claim}" for v in answered[:SHOWN])
+    lines += ["", f"Questions beyond it that have an answer: {len(answered)} of {len(new)}. {said}".strip()]
     return "\n".join([*lines, "", _spent_text(reports)])
+
+
+def _outcome(count: Counter[str], where: str) -> str:
+    holds, turned = count[CONFIRMED], count[CONTRARY]
+    return (
+        f"{holds} {'holds' if holds == 1 else 'hold'} {where}, {turned} {'comes' if turned == 1 else 'come'} out the "
+        f"other way, and {count.total() - holds - turned} could not be told"
+    )
 
 
 def _spent_text(reports: Sequence[StudyReport]) -> str:
@@ -124,8 +135,7 @@ def first_page(reports: Sequence[StudyReport], results: str) -> list[str]:
         "A recursive reasoning model applies a small network again and again to refine its answer. The paper compares "
         "a stabilised recipe (*ponder*) with HRM, TRM, URM and a dense network that answers in one pass, and asks what "
         "makes such models train and generalise. Here its experiments are repeated at another size, from the same "
-        f"code. Of {len(paper)} findings of the paper {count[CONFIRMED]} hold here, {count[CONTRARY]} come out the "
-        f"other way, and {len(paper) - count[CONFIRMED] - count[CONTRARY]} could not be told.",
+        f"code. Of {len(paper)} findings of the paper {_outcome(count, 'here')}.",
         "## What holds at this size",
         listed(paper, CONFIRMED),
         "## What does not",

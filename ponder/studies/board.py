@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ponder.base.console import plain_table
 from ponder.base.errors import UserError
 from ponder.config.resolve import differences
 from ponder.studies.spec import Cell, Study, Training
@@ -195,9 +196,8 @@ class Screen:
 
 
 def _running(board: Board) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    for column in ("running", "update", "loss", "grad", "left"):
-        table.add_column(column, justify="left" if column == "running" else "right", no_wrap=True)
+    said = ("update", "loss", "grad", "left")
+    table = plain_table("running", *said, right=said, no_wrap=True)
     now = time.monotonic()
     for training, began in board.running.values():
         cell = training.cells[0]
@@ -209,10 +209,7 @@ def _running(board: Board) -> Table:
 
 
 def counts_table(counts: dict[str, dict[State, int]]) -> Table:
-    table = Table(box=None, padding=(0, 2))
-    table.add_column("study", no_wrap=True)
-    for state in STATES:
-        table.add_column(state, justify="right")
+    table = plain_table("study", *STATES, right=STATES, no_wrap=True)
     for study, each in counts.items():
         table.add_row(study, *(Text(str(each[s]), style=COLOURS[s] if each[s] else "dim") for s in STATES))
     return table
@@ -226,9 +223,7 @@ def view_for() -> BoardView:
 
 
 def print_studies(studies: Sequence[Study], console: Console) -> None:
-    table = Table(box=None, padding=(0, 2))
-    for column in ("study", "asks", "variants", "mini cells"):
-        table.add_column(column, justify="right" if column in ("variants", "mini cells") else "left")
+    table = plain_table("study", "asks", "variants", "cells", right=("variants", "cells"))
     for study in studies:
         cells = str(len(study.cells("mini"))) if study.has("mini") else "–"
         table.add_row(study.name, study.asks, str(len(study.variants)), cells)
@@ -247,9 +242,7 @@ def print_study(study: Study, scale: str, store: Store, console: Console) -> Non
     console.print(f"{study.asks}\nfactor: {', '.join(study.factor)}")
     first = {(cell.task, cell.variant): cell for cell in reversed(cells)}
     tasks = list(dict.fromkeys(cell.task for cell in cells))
-    table = Table(box=None, padding=(0, 2))
-    for column in ("variant", "difference", *STATES):
-        table.add_column(column, justify="right" if column in STATES else "left")
+    table = plain_table("variant", "difference", *STATES, right=STATES)
     for variant in study.variants:
         mine = [store.state(cell) for cell in cells if cell.variant == variant]
         words = _difference(study, first, tasks, variant)
@@ -275,13 +268,15 @@ def _difference(study: Study, first: dict[tuple[str, str], Cell], tasks: Sequenc
     if variant == parent:
         return "(baseline)"
     lines: dict[str, list[str]] = {}
-    for task in tasks:
+    for task in [task for task in tasks if {(task, parent), (task, variant)} <= first.keys()]:
         changed = differences(first[task, parent].config, first[task, variant].config)
         changes = ", ".join(f"{k} {_value(a)} -> {_value(b)}" for k, (a, b) in changed.items())
         lines.setdefault(changes, []).append(task)
     shown = [changes if len(lines) == 1 else f"{', '.join(names)}: {changes}" for changes, names in lines.items()]
     if variant == study.baseline:
         shown.insert(0, "(baseline)")
+    if not shown:
+        return "(not trained at this scale)"
     return ("" if parent == study.baseline else f"from {parent}: ") + "\n".join(shown)
 
 

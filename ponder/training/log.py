@@ -24,7 +24,7 @@ class Log:
 
     def go_on(self, saved: Checkpoint | None) -> None:
         """Take up what a checkpoint covers, whole or not at all; what was written after it goes."""
-        content = self.path.read_bytes() if self.path.exists() else b""
+        content = files.read(self.path, None) if self.path.exists() else b""
         kept = b"" if saved is None else self._covered(content, saved)
         self.evaluated = {row["update"] for row in _read(self.path, kept) if row["kind"] == "eval"}
         self.rows = kept.count(b"\n")
@@ -67,14 +67,14 @@ class Log:
 
 def read_log(path: Path) -> list[dict[str, Any]]:
     """All rows; a last line cut short by a crash is not one."""
-    return _read(path, path.read_bytes()) if path.exists() else []
+    return _read(path, files.read(path, None)) if path.exists() else []
 
 
 def _read(path: Path, content: bytes) -> list[dict[str, Any]]:
     rows, lines = list[dict[str, Any]](), content.split(b"\n")
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
+            row = files.parse_json(line)
             if not isinstance(row, dict):
                 raise ValueError("a row has names")
         except ValueError:

@@ -34,7 +34,7 @@ class Run:
     update: int = 0
     seconds: float = 0.0
     update_seconds: float = 0.0
-    """Spent in updates, without evaluations, checkpoints and the start: seconds of the processor on a CPU (`Runtime.clock`)."""
+    """In updates, without evaluations, checkpoints and the start: the processor's on a CPU (`Runtime.clock`)."""
     best: dict[str, Any] | None = None
     window: dict[str, float] | None = None
     """Sums since the last row of the log."""

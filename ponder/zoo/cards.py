@@ -21,15 +21,16 @@ from safetensors.torch import save_file
 
 from ponder import data
 from ponder.base import files, runtime, stats
+from ponder.base.console import plain_table
 from ponder.base.errors import UserError
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
-from ponder.config.schema import Frozen, SearchPlan, parse
+from ponder.config.schema import Frozen, SearchPlan, Vary, parse
 from ponder.domains.contract import Domain, Progress, Source, Tokens, silent
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.schema import Share
 from ponder.inference.engine import SLOTS, logits_of
-from ponder.inference.search import default_noise, search, unverifiable
+from ponder.inference.search import default_noise, search
 from ponder.inference.weights import ZOO, Opened, open_weights, zoo_folders
 from ponder.training import runs
 from ponder.training.log import read_log
@@ -42,8 +43,9 @@ HARD = 12
 """Puzzles that a card keeps because they take long."""
 BEYOND = 4
 """Steps run over steps trained with: what a Solver may take."""
-SEARCHED, RESTARTS, DEEPER = 1000, 5, 2
-"""Verified search of a card: puzzles, restarts of each, and ACT steps of each over those of training."""
+SEARCHED, TOTAL, DEEPER = 1000, 10, 2
+"""Verified search of a card: puzzles, ACT steps in all over those of training, and those of a noisy restart."""
+TRIES: Mapping[Vary, str] = {"noise": "noisy restarts", "suppose": "suppositions"}
 TIMED = 100
 """Puzzles that the classical methods are timed on."""
 
@@ -90,13 +92,14 @@ class Hard(Frozen):
 
 
 class Searched(Frozen):
-    """Verified search: what is solved with noisy restarts, and the ACT steps that a puzzle took in all."""
+    """Verified search: what is solved with several tries, and the ACT steps that a puzzle took in all."""
 
     restarts: int
     steps: int
     n: int
     solved: Share
     compute: float
+    vary: Vary = "noise"
 
 
 class Fallback(Frozen):
@@ -164,9 +167,7 @@ def list_cards() -> list[dict[str, Any]]:
 
 
 def table(cards: Sequence[Mapping[str, Any]]) -> Table:
-    out = Table(box=None, padding=(0, 2, 0, 0))
-    for column in ("model", "domain", "parameters", "valid", "n"):
-        out.add_column(column, justify="left" if column in ("model", "domain", "valid") else "right", no_wrap=True)
+    out = plain_table("model", "domain", "parameters", "valid", "n", right=("parameters", "n"), no_wrap=True)
     for card in cards:
         scores = card["accuracy"]
         out.add_row(
@@ -210,7 +211,8 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
     console.print(scores)
     if found := card.get("search"):
         console.print(
-            f"  [dim]verified search[/]  {share_words(found['solved'])} with {found['restarts']} restarts of "
+            f"  [dim]verified search[/]  {share_words(found['solved'])} with {found['restarts']} "
+            f"{TRIES[found.get('vary', 'noise')]} of "
             f"{found['steps']} steps, {found['compute']:.0f} ACT steps on average, n {found['n']:,}",
             soft_wrap=True,
         )
@@ -262,17 +264,20 @@ def put(aside: Path, target: Path) -> None:
 
 
 def pack(run: Path, name: str, limits: str, data_dir: Path, aside: Path, progress: Progress = silent) -> None:
-    """Configuration, averaged weights of the best checkpoint and card of a run, in a folder that is there."""
+    """Configuration, averaged weights of the best checkpoint and card of a run, in a folder that is there. A model that
+    has a card is measured anew, and keeps what the card says of its training and its limits."""
     if not (run / runs.CONFIG).is_file():
         raise UserError(f"{run} is not a run folder (it has no {runs.CONFIG}): give the folder `ponder train` wrote")
-    opened = open_weights(run)
-    if opened.config is None or opened.domain is None or opened.update is None:
+    opened, known = open_weights(run), read_card(run) if (run / CARD).is_file() else None
+    if opened.config is None or opened.domain is None or (opened.update is None and known is None):
         raise UserError(f"{run} holds no training run of ours: give the folder `ponder train` wrote")
+    recipe = recipe_of(run, opened) if known is None else known["recipe"]
+    limits = limits or (known["limits"] if known else "")
     shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
     shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
     tensors = opened.model.state_dict().items()
     save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
-    card = make_card(run, name, limits, opened, data_dir, aside / WEIGHTS, progress)
+    card = make_card(name, recipe, limits, opened, data_dir, aside / WEIGHTS, progress)
     write_card(aside, {**card, "files": {each: files.sha256(aside / each) for each in (runs.CONFIG, WEIGHTS)}})
     for file in aside.iterdir():
         file.chmod(0o644)  # safetensors writes for the owner alone; a package is for all
@@ -282,8 +287,30 @@ def write_card(folder: Path, card: Mapping[str, Any]) -> None:
     files.write(folder / CARD, json.dumps(files.sealed(card), indent=1, ensure_ascii=False) + "\n")
 
 
+def recipe_of(run: Path, opened: Opened) -> dict[str, Any]:
+    """How a run was trained."""
+    config, evals = opened.config, [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
+    assert config is not None
+    machine = files.read_json(run / "environment.json")
+    return {
+        "preset": config.preset,
+        "model": config.model.name,
+        "seed": config.seed,
+        "updates": max((row["update"] for row in evals), default=opened.update),
+        "chosen_update": opened.update,
+        "seconds": max((row["seconds"] for row in evals), default=0.0),
+        **{key: machine[key] for key in ("cores", "torch", "commit")},
+    }
+
+
 def make_card(
-    run: Path, name: str, limits: str, opened: Opened, data_dir: Path, weights: Path, progress: Progress
+    name: str,
+    recipe: Mapping[str, Any],
+    limits: str,
+    opened: Opened,
+    data_dir: Path,
+    weights: Path,
+    progress: Progress,
 ) -> dict[str, Any]:
     config, domain, model = opened.config, opened.domain, opened.model
     assert config is not None and domain is not None
@@ -314,8 +341,6 @@ def make_card(
             hard = hard or hardest(domain, dataset.source(split), records.first(budget))
     first = next(iter(by_step))
     flat = config.data.flat()
-    evals = [row for row in read_log(run / "metrics.jsonl") if row["kind"] == "eval"]
-    machine = files.read_json(run / "environment.json")
     return {
         "name": name,
         "domain": domain.name,
@@ -329,21 +354,13 @@ def make_card(
             "hash": dataset.hash,
             "counts": dict(dataset.counts),
         },
-        "recipe": {
-            "preset": config.preset,
-            "model": config.model.name,
-            "seed": config.seed,
-            "updates": max((row["update"] for row in evals), default=opened.update),
-            "chosen_update": opened.update,
-            "seconds": max((row["seconds"] for row in evals), default=0.0),
-            **{key: machine[key] for key in ("cores", "torch", "commit")},
-        },
+        "recipe": dict(recipe),
         "command": command(config),
         "protocol": (
-            f"{'online' if config.train.ema is None else 'averaged (EMA)'} weights of update {opened.update}; at most "
-            f"{EXAMPLES} examples of each split; exact (equals the label) and valid (the rules accept it) after "
-            f"{budget} forced ACT steps, the training's budget; solved: some answer within {steps} steps is valid, "
-            "which is when a Solver stops; 95% Wilson intervals"
+            f"{'online' if config.train.ema is None else 'averaged (EMA)'} weights of update "
+            f"{recipe['chosen_update']}; at most {EXAMPLES} examples of each split; exact (equals the label) and valid "
+            f"(the rules accept it) after {budget} forced ACT steps, the training's budget; solved: some answer within "
+            f"{steps} steps is valid, which is when a Solver stops; 95% Wilson intervals"
         ),
         "accuracy": accuracy,
         "by_step_split": first,
@@ -368,9 +385,11 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
     """Verified search on the puzzles of a split, within ten times the steps of training."""
     model, domain = opened.model, opened.domain
     assert domain is not None
-    if unverifiable(domain) or not model.config.states or model.config.halting == "asked":
+    if domain.unverifiable or not model.config.states or model.config.halting == "asked":
         return None
-    plan = SearchPlan(RESTARTS, DEEPER * model.config.max_steps, default_noise(model))
+    plan = SearchPlan(TOTAL // DEEPER, DEEPER * model.config.max_steps, default_noise(model))
+    if domain.supposes:
+        plan = SearchPlan(TOTAL, model.config.max_steps, 0.0, vary="suppose")
     found = search(model, domain, some(source, SEARCHED), plan)
     n = len(found.accepted)
     return {
@@ -379,6 +398,7 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
         "n": n,
         "solved": stats.share(found.accepted.mean(), n),
         "compute": round(float(found.compute.mean()), 1),
+        "vary": plan.vary,
     }
 
 

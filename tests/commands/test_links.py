@@ -18,6 +18,10 @@ PAGES = [
 ]
 
 
+def test_there_are_pages_and_they_point_to_each_other() -> None:
+    assert len(PAGES) > 30 and sum(len(list(site.links(page))) for page in PAGES) > 100
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_a_page_points_to_is_there(page: Path) -> None:
     for target in site.links(page):
@@ -94,7 +98,7 @@ def test_its_search_finds_words_without_a_server(tmp_path: Path) -> None:
         found = page.locator(".md-search-result__item", has_text="Comparing two runs")
         expect(found).to_have_count(1, timeout=60_000)  # a busy machine takes its time to read all pages
         chromium.close()
-    assert all(url.startswith(("file:", "data:", "blob:")) for url in asked)
+    assert asked and all(url.startswith(("file:", "data:", "blob:")) for url in asked)
 
 
 def _named(page: Read, fragment: str) -> bool:

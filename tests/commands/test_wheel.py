@@ -115,8 +115,10 @@ def test_it_serves_with_its_page(installed: Scratch) -> None:
     with served(installed, "--model", "sudoku-4x4") as url:
         page = httpx.get(url, timeout=60)
         assert page.status_code == 200
-        for asset in re.findall(r'(?:src|href)="(/static/[^"]+)"', page.text):
-            assert httpx.get(url + asset, timeout=60).status_code == 200
+        assets = re.findall(r'(?:src|href)="(static/[^"]+)"', page.text)
+        assert {asset.rpartition(".")[2] for asset in assets} >= {"js", "css"}
+        for asset in assets:
+            assert httpx.get(f"{url}/{asset}", timeout=60).status_code == 200
         asked = {"model": "sudoku", "puzzle": "1... ..2. .3.. ...4"}
         assert httpx.post(f"{url}/v1/solve", json=asked, timeout=60).json()["verified"] is True
 

@@ -42,6 +42,20 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_disk_that_is_full_at_the_last_byte_of_an_array_is_noticed(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="this system has no limits of files")
+    sound = data.build(tiny().data, tmp_path / "sound")
+    largest = max(path.stat().st_size for path in sound.glob("*.npy"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, hard))
+    try:
+        with pytest.raises(OSError):
+            data.build(tiny().data, tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert files(data.build(tiny().data, tmp_path / "full")) == files(sound)
+
+
 def test_a_folder_without_manifest_is_not_a_dataset(tmp_path: Path) -> None:
     path = data.folder_for(tmp_path, tiny().data)
     path.mkdir()

@@ -12,7 +12,7 @@ from ponder.domains.sudoku import generate
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.inference.solver import Solver
 from tests.conftest import tiny
-from tests.evaluation.test_evaluate import made_run
+from tests.support.runs import made_run
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])

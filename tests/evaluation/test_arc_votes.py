@@ -30,10 +30,10 @@ from ponder.inference.weights import open_weights
 from ponder.model.published import write_folder as write_imported
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
-from tests.evaluation.test_evaluate import made_model, made_run
 from tests.support import golden
 from tests.support.arc import numbers_of, undone
 from tests.support.rounding import Said, sayings
+from tests.support.runs import made_model, made_run
 
 HERE = Runtime(torch.device("cpu"))
 SMALL: dict[str, dict[str, Any]] = {

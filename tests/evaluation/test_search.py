@@ -20,9 +20,9 @@ from ponder.data import Dataset
 from ponder.domains.contract import Batch, Ints, Tokens
 from ponder.evaluation.search import breadths, report
 from ponder.evaluation.subject import Subject
-from ponder.inference.engine import Engine, Full
-from ponder.inference.search import Found, restart_keys, search
-from ponder.inference.weights import Opened
+from ponder.inference.engine import Checker, Engine, Full, logits_of
+from ponder.inference.search import Found, restart_keys, search, suppositions
+from ponder.inference.weights import Opened, open_weights
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 from ponder.training.loop import Limits
@@ -282,3 +282,53 @@ def test_the_command(dataset: Dataset, data_dir: Path, tmp_path: Path, capsys: p
     assert {(c["restarts"], c["steps"]) for c in said["table"]} == {(1, 2), (2, 1), (1, 4), (2, 2)}
     assert (tmp_path / "out" / "search.png").stat().st_size > 10_000
     assert main([*words, "--noise", "0"]) == 2 and "all restarts the same" in capsys.readouterr().err
+
+
+# Suppositions ---------------------------------------------------------------------------------------------------------
+
+
+def test_suppositions_are_the_two_likeliest_symbols_of_the_cells_it_is_least_sure_about(
+    puzzles: tuple[Tokens, Tokens], dataset: Dataset
+) -> None:
+    domain, puzzle = dataset.domain, puzzles[0][0]
+    logits = np.random.default_rng(0).normal(size=(domain.seq_len, len(domain.vocab))).astype(np.float32)
+    wanted = []
+    for cell in [i for i in range(domain.seq_len) if domain.vocab[puzzle[i]] == "."]:
+        digits = sorted(
+            (t for t in range(len(domain.vocab)) if domain.vocab[t].isdigit()), key=lambda t: -logits[cell, t]
+        )
+        wanted.append((logits[cell, digits[0]] - logits[cell, digits[1]], cell, digits[:2]))
+    pairs = [(cell, digit) for _, cell, digits in sorted(wanted) for digit in digits]
+    for count in (1, 5, len(pairs), len(pairs) + 9):
+        tries = suppositions(domain, puzzle, logits, count)
+        assert len(tries) == min(count, len(pairs))
+        for supposed, (cell, digit) in zip(tries, pairs, strict=False):
+            assert np.flatnonzero(supposed != puzzle).tolist() == [cell] and supposed[cell] == digit
+
+
+def test_a_search_by_supposition_is_one_puzzle_after_the_other() -> None:
+    """Against the plain run and each supposition alone; what it finds solves the puzzle itself."""
+    opened = open_weights("sudoku-6x6")
+    assert opened.domain is not None
+    inputs, _ = opened.domain.sample(5, 60)
+    plan = SearchPlan(7, 1, 0.0, vary="suppose")
+    found = search(opened.model, opened.domain, inputs, plan, slots=1)  # as alone, to the same bits
+    assert (found.restart > 0).any() and not found.accepted.all(), "else this shows nothing"
+    assert np.array_equal(found.accepted, opened.domain.check(inputs, found.answers))
+    for i, puzzle in enumerate(inputs):
+        tries = [puzzle, *suppositions(opened.domain, puzzle, logits_of(opened.model, puzzle, plan.steps), 6)]
+        alone = [Engine(opened.model, opened.domain, 1, Checker(), plan.steps).run(one[None]) for one in tries]
+        right = [k for k, one in enumerate(alone) if one.accepted is not None and one.accepted[0]]
+        chosen = right[0] if right else 0
+        assert found.restart[i] == chosen and found.accepted[i] == bool(right)
+        assert np.array_equal(found.answers[i], alone[chosen].answers[0])
+        assert found.compute[i] == sum(one.steps[0] for one in alone[: chosen + 1 if right else None])
+
+
+def test_suppositions_need_cells_to_fill_in_and_the_checker(dataset: Dataset, puzzles: tuple[Tokens, Tokens]) -> None:
+    model = stub(puzzles, dataset)
+    for preset in ("maze-mini", "arithmetic-mini"):
+        with pytest.raises(UserError, match="no cells to fill in on trial"):
+            search(model, resolve(preset).data.make(), puzzles[0], SearchPlan(2, 2, ETA, vary="suppose"))
+    with pytest.raises(UserError, match="leave out --select confidence"):
+        search(model, dataset.domain, puzzles[0], SearchPlan(2, 2, ETA, select="confidence", vary="suppose"))

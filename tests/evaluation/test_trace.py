@@ -18,10 +18,10 @@ from ponder.evaluation.subject import Subject
 from ponder.evaluation.trace import Map, TracePlan, Twin, crossed, plane, residuals, stretch, trace
 from ponder.inference.weights import Opened
 from tests.conftest import tiny
-from tests.evaluation.test_evaluate import made_model, made_run
 from tests.support import naive
 from tests.support.models import batch, build, small
 from tests.support.rounding import FORMULA, apart
+from tests.support.runs import made_model, made_run
 
 N, D = 4, 6
 

@@ -17,6 +17,7 @@ from ponder.config.resolve import read_yaml
 from ponder.data import MANIFEST, Dataset
 from ponder.inference.weights import ZOO, open_weights
 from ponder.model import published, reasoner
+from ponder.training.log import read_log
 from tests.commands.test_import import Published
 
 
@@ -172,10 +173,20 @@ def test_yaml_with_a_few_names_is_read_as_before(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "config.yaml") == yaml.safe_load(text)
 
 
-def test_only_regular_files_of_some_size_are_read(tmp_path: Path) -> None:
+def test_only_regular_files_of_some_size_are_read(dataset: Dataset, tmp_path: Path) -> None:
+    """A pipe that nobody writes to is not waited for."""
     os.mkfifo(tmp_path / MANIFEST)
     with pytest.raises(UserError, match="it is not a regular file"):
         Dataset.open(tmp_path)
+    copy = Path(shutil.copytree(dataset.path, tmp_path / "set"))
+    (copy / "train.inputs.npy").unlink()
+    os.mkfifo(copy / "train.inputs.npy")
+    with pytest.raises(UserError, match=r"train\.inputs\.npy is missing or damaged"):
+        Dataset.open(copy)
+    os.mkfifo(tmp_path / "metrics.jsonl")
+    for reads in (read_log, files.sha256):
+        with pytest.raises(OSError, match="it is not a regular file"):
+            reads(tmp_path / "metrics.jsonl")
     with pytest.raises(OSError, match="more than 10 bytes"):
         files.read(Path(__file__), 10)
     (tmp_path / "deep.json").write_text("[" * 100_000, encoding="utf-8")

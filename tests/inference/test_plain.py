@@ -17,7 +17,7 @@ from ponder.domains.life.generate import LifeParams
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.inference.plain import Beyond, Plain, PlainSolver, solver
 from ponder.inference.solver import Solver
-from ponder.inference.weights import zoo_names
+from ponder.inference.weights import ZOO, zoo_names
 from ponder.model.reasoner import Reasoner
 from tests.support import rounding
 
@@ -119,9 +119,17 @@ def test_what_is_not_covered_says_so(changes: dict[str, Any]) -> None:
 
 def test_what_is_not_covered_is_opened_the_usual_way(tmp_path: Path) -> None:
     assert type(solver("sudoku-4x4", None, "cpu", None, 0)) is PlainSolver
-    assert type(solver("sudoku-4x4", None, "cpu", None, 3)) is Solver
+    assert type(solver(ZOO / "sudoku-4x4", None, "cpu", None, 0)) is Solver, "a folder may hold anything"
     with pytest.raises(UserError, match="there is no"):
         solver(tmp_path / "none", None, "cpu", None, 0)
+
+
+def test_a_refused_puzzle_is_searched_as_by_the_usual_solver() -> None:
+    plain, usual = solver("sudoku-6x6", 1, "cpu", None, None), Solver("sudoku-6x6", 1, search=None)
+    puzzles = [plain.domain.format(each) for each in plain.domain.sample(4, 40)[0]]
+    ours, theirs = plain.solve_many(puzzles), usual.solve_many(puzzles)
+    assert [(a.text, a.note) for a in ours] == [(b.text, b.note) for b in theirs]
+    assert any("supposing" in answer.note for answer in ours)
 
 
 @pytest.mark.parametrize("words", [["sudoku-4x4", "--random", "3"], ["sudoku", "1... .2.. ..3. ...4", "--json"]])

@@ -4,24 +4,24 @@ import io
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import torch
 from PIL import Image, ImageColor
 from rich.console import Console
-from safetensors.torch import save_file
 
 from ponder import Answer, Solver, cli
 from ponder.base.errors import UserError
 from ponder.commands import solve
 from ponder.config.resolve import resolve
 from ponder.domains.drawing import HIGHLIGHT
+from ponder.inference.pictures import gif
 from ponder.inference.solver import Shelf, Unsolvable
-from ponder.model.reasoner import Reasoner
 from tests.support import ROOT
+from tests.support.folders import random_folder
 
 EASY = "1... ..2. .3.. ...4"
 IMPOSSIBLE = "12.. ..3. ...4 ...."
@@ -35,18 +35,9 @@ PRESETS = {"sudoku": "sudoku-mini", "maze": "maze-mini", "life": "life-mini", "a
 @pytest.fixture(scope="module")
 def untrained(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Domain -> folder of a model with random weights: wrong nearly always."""
-    out = {}
-    for name, preset in PRESETS.items():
-        config = resolve(preset, "ponder", {"model": SMALL})
-        domain = config.data.make()
-        torch.manual_seed(0)
-        model = Reasoner(config.model, len(domain.vocab), domain.seq_len, 1)
-        out[name] = tmp_path_factory.mktemp("untrained") / f"fresh-{name}"
-        out[name].mkdir()
-        (out[name] / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
-        tensors = {k: v for k, v in model.state_dict().items() if not k.startswith("high.")}
-        save_file(tensors, out[name] / "weights.safetensors")
-    return out
+    root = tmp_path_factory.mktemp("untrained")
+    configs = {name: resolve(preset, "ponder", {"model": SMALL}) for name, preset in PRESETS.items()}
+    return {name: random_folder(root / f"fresh-{name}", config) for name, config in configs.items()}
 
 
 def puzzles(solver: Solver, count: int, seed: int = 5) -> list[str]:
@@ -308,16 +299,23 @@ def test_a_search_finds_answers_that_the_first_trajectory_misses(capsys: pytest.
     assert missed and found
     for answer in found:
         assert is_solved_sudoku(plain.domain.format(answer.inputs), answer.text, 6, (2, 3))
-        assert re.fullmatch(r"found by restart [1-8] of 8, \d+ ACT steps in all", answer.note)
+        assert re.fullmatch(r"found by supposing one more cell \(try [1-8] of 8, \d+ more ACT steps\)", answer.note)
     puzzle = plain.domain.format(found[0].inputs)
     code, out, _ = run(capsys, "sudoku-6x6", puzzle, "--steps", "2", "--search", "8")
-    assert code == 0 and "found by restart" in out
+    assert code == 0 and "found by supposing" in out
     assert run(capsys, "sudoku-6x6", puzzle, "--steps", "2", "--search", "-1")[0] == 2
     with pytest.raises(UserError, match="no verified search in life"):
         Solver("life-5x5", search=2)
 
 
 # Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_confidence_of_next_to_nothing_can_be_painted(untrained: dict[str, Path]) -> None:
+    answer = Solver(untrained["sudoku"], steps=2).solve(EASY)
+    for confidence in (0.0, 1e-6, 1e-3, 1.0):
+        shown = [replace(frame, confidence=confidence) for frame in answer.frames()]
+        assert gif(shown)[:6] == b"GIF89a"
 
 
 @pytest.mark.parametrize("name", PRESETS)

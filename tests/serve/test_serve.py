@@ -1,64 +1,31 @@
-"""`ponder serve`: real server processes and many clients; and the service by itself, where timing matters."""
+"""`ponder serve`: real server processes and many clients."""
 
 import asyncio
-import gc
-import itertools
 import json
-import os
 import re
 import shlex
 import signal
 import socket
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import suppress
 from html import unescape
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-import torch
 import uvicorn
-from safetensors.torch import save_file
 
-from ponder.base.errors import UserError
 from ponder.cli import main as cli
-from ponder.inference.answers import Answer, Thought
-from ponder.inference.solver import Shelf, Solver
-from ponder.model.reasoner import Reasoner
+from ponder.inference.solver import Solver
 from ponder.serve.metrics import SECONDS
-from ponder.serve.service import Busy, Failed, Late, Service, Unknown, _Job
-from tests.conftest import tiny
+from tests.support.serving import GOOD, Server, dial, metrics, post, serving, slots_in_use, wait_for
 
-GOOD = "1.....2..3.....4"
 CLIENTS = 200
-
-
-def untrained(folder: Path, max_steps: int) -> Path:
-    """A model of 4x4 sudokus that never gets one right, and so takes the whole budget of 4 * max_steps."""
-    torch.manual_seed(0)
-    config = tiny(model={"max_steps": max_steps})
-    domain = config.data.make()
-    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids)
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config.flat()), encoding="utf-8")
-    shared = model.high is model.low
-    tensors = {k: v.contiguous() for k, v in model.state_dict().items() if not (shared and k.startswith("high."))}
-    save_file(tensors, folder / "weights.safetensors")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def endless(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return untrained(tmp_path_factory.mktemp("models") / "endless", 100_000)
 
 
 def right(puzzle: str, answer: list[list[int]]) -> bool:
@@ -70,36 +37,6 @@ def right(puzzle: str, answer: list[list[int]]) -> bool:
     return kept and all(unit == {1, 2, 3, 4} for unit in (*rows, *columns, *boxes))
 
 
-# Real servers ---------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Server:
-    url: str
-    popen: "subprocess.Popen[str]"
-
-
-@contextmanager
-def serving(*words: str, token: str = "", stderr: IO[str] | None = None) -> Iterator[Server]:
-    command = [sys.executable, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *words]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PONDER_TOKEN": token}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", env=env) as popen:
-        try:
-            assert popen.stdout is not None
-            line = popen.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, line
-            yield Server(found[0], popen)
-        finally:
-            popen.kill()
-
-
-@pytest.fixture(scope="module")
-def server(endless: Path) -> Iterator[Server]:
-    with serving("--model", "sudoku-4x4", "--model", str(endless), "--slots", "16") as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def narrow(endless: Path) -> Iterator[Server]:
     """Room for two, little time, a token."""
@@ -109,31 +46,9 @@ def narrow(endless: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=60) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def guarded(narrow: Server) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=narrow.url, timeout=60, headers={"Authorization": "Bearer s3cret"}) as client:
         yield client
-
-
-def metrics(client: httpx.Client) -> dict[str, float]:
-    lines = client.get("/metrics").text.splitlines()
-    return {key: float(value) for key, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 30) -> None:
-    ends = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < ends, "it did not happen"
-        time.sleep(0.02)
-
-
-def slots_in_use(client: httpx.Client, model: str = "endless") -> float:
-    return metrics(client)[f'ponder_slots_in_use{{model="{model}"}}']
 
 
 def read_events(lines: Iterator[str]) -> Iterator[tuple[str, Any]]:
@@ -250,7 +165,8 @@ def test_models_and_random_puzzles(http: httpx.Client) -> None:
 
 
 def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, server: Server) -> None:
-    body = {"model": "endless", "puzzle": GOOD}
+    body, gone = {"model": "endless", "puzzle": GOOD}, 'ponder_requests_total{path="/v1/solve",status="499"}'
+    before = metrics(http).get(gone, 0)
     with http.stream("POST", "/v1/solve/stream", json=body) as response:
         lines = response.iter_lines()  # kept: when it is collected, httpx closes the connection
         next(lines)
@@ -263,7 +179,7 @@ def test_a_client_that_leaves_frees_its_slot(http: httpx.Client, server: Server)
         raw.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n{content}".encode())
         wait_for(lambda: slots_in_use(http) == 1)
     wait_for(lambda: slots_in_use(http) == 0)
-    assert metrics(http)['ponder_requests_total{path="/v1/solve",status="499"}'] == 1
+    assert metrics(http)[gone] == before + 1
 
 
 def test_page_has_safe_headers_and_asks_no_other_host(http: httpx.Client, server: Server) -> None:
@@ -420,285 +336,3 @@ def test_refuses_to_be_open_by_accident(capsys: pytest.CaptureFixture[str], monk
     ):
         assert cli(["serve", *words]) == 2
         assert says in capsys.readouterr().err
-
-
-# Connections ----------------------------------------------------------------------------------------------------------
-
-
-def dial(server: Server) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=60)
-
-
-def post(content: bytes, headers: str = "Content-Type: application/json", size: int | None = None) -> bytes:
-    length = len(content) if size is None else size
-    return (
-        f"POST /v1/solve HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}\r\nContent-Length: {length}\r\n\r\n".encode()
-        + content
-    )
-
-
-def read_all(raw: socket.socket) -> bytes:
-    """What comes until the server closes the connection."""
-    return b"".join(iter(lambda: raw.recv(65536), b""))
-
-
-SOLVE = json.dumps({"model": "sudoku-4x4", "puzzle": GOOD}).encode()
-ENDLESS = json.dumps({"model": "endless", "puzzle": GOOD}).encode()
-
-
-def test_a_connection_without_a_request_ends(server: Server) -> None:
-    """Whether it says nothing, or begins its headers and goes on to send a little; and one that has had its answer."""
-    with dial(server) as silent, dial(server) as slow, dial(server) as answered:
-        slow.sendall(b"GET /healthz HTTP/1.1\r\n")
-        answered.sendall(b"HEAD /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-        wait_for(lambda: answered.recv(15).startswith(b"HTTP/1.1 200"))
-        answered.sendall(b"GET /")
-        said = b""
-        slow.settimeout(1)
-        for number in range(60):
-            try:
-                said += slow.recv(65536)
-                break
-            except TimeoutError:
-                slow.sendall(f"X-{number}: 1\r\n".encode())
-        slow.settimeout(60)
-        said += read_all(slow)
-        assert said.startswith(b"HTTP/1.1 408") and b"within 10 seconds" in said
-        assert read_all(silent) == b"" and b"HTTP/1.1 408" in read_all(answered)
-
-
-def test_connections_are_bounded_and_the_idle_ones_go_first(endless: Path) -> None:
-    with serving("--model", str(endless), "--connections", "20") as few:
-        working = dial(few)
-        working.sendall(post(ENDLESS))
-
-        def slots() -> float:
-            with httpx.Client(base_url=few.url, timeout=60) as client:
-                return slots_in_use(client)
-
-        wait_for(lambda: slots() == 1)
-        held = [dial(few) for _ in range(100)]
-        assert slots() == 1, "who has a request under way stays, and who brings one is let in"
-        for raw in held[:80]:
-            with suppress(ConnectionError):
-                assert raw.recv(100)[:12] in (b"", b"HTTP/1.1 503")
-        for raw in (working, *held):
-            raw.close()
-
-
-def test_a_client_that_vanishes_amid_its_body_is_no_failure(server: Server, http: httpx.Client) -> None:
-    before = metrics(http)
-    with dial(server) as raw:
-        raw.sendall(post(SOLVE[:20], size=len(SOLVE)))
-        time.sleep(0.1)
-    key = 'ponder_requests_total{path="/v1/solve",status="499"}'
-    wait_for(lambda: metrics(http).get(key, 0) == before.get(key, 0) + 1)
-    assert {k: v for k, v in metrics(http).items() if 'status="500"' in k} == {}
-
-
-@pytest.mark.parametrize("ending", ["half", "last"])
-def test_who_sends_no_more_still_gets_the_answer(server: Server, ending: str) -> None:
-    with dial(server) as raw:
-        raw.sendall(post(SOLVE) if ending == "half" else post(SOLVE) + post(SOLVE))
-        raw.shutdown(socket.SHUT_WR)
-        said = read_all(raw)
-    assert said.count(b'"verified":true') == (1 if ending == "half" else 2)
-
-
-def test_no_page_of_another_site_can_ask(http: httpx.Client) -> None:
-    """It can send text/plain without the browser asking first, and have its own name point to this machine."""
-    content = '{"model": "sudoku-4x4", "puzzle": "1...............", "steps": 1}'
-    for kind in (
-        "text/plain; x=application/json",
-        "text/plain",
-        "application/jsonx",
-        "multipart/form-data; a=json",
-        "",
-    ):
-        for path in ("/v1/solve", "/v1/solve/stream", "/mcp"):
-            assert http.post(path, content=content, headers={"Content-Type": kind}).status_code == 400, (kind, path)
-    fine = {"Content-Type": "Application/JSON ; charset=utf-8"}
-    assert http.post("/v1/solve", content=content, headers=fine).status_code == 200
-    for path in ("/", "/v1/models", "/healthz", "/static/app.js", "/mcp", "/docs", "/nothing"):
-        for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "localhost@evil.example", "[::1"):
-            response = http.get(path, headers={"Host": host})
-            assert response.status_code == 421 and "--allow-host" in response.json()["error"], (path, host)
-    for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:9", "192.168.0.7:8000", socket.gethostname()):
-        assert http.get("/v1/models", headers={"Host": host}).status_code == 200, host
-
-
-def test_allowed_names_and_the_log(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+", encoding="utf-8") as log:
-        with serving("--model", "sudoku-4x4", "--allow-host", "Puzzles.example", "--log", stderr=log) as named:
-            mine = {"Host": "puzzles.example", "Accept": "application/json, text/event-stream"}
-            hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-            assert httpx.get(f"{named.url}/healthz", headers=mine).status_code == 200
-            assert httpx.get(f"{named.url}/v1/models?a=b", headers={"Host": "other.example"}).status_code == 421
-            assert httpx.post(f"{named.url}/mcp", json=hello, headers=mine).status_code == 200
-            named.popen.terminate()
-            named.popen.wait(30)
-        log.seek(0)
-        assert [line.split()[2:6] for line in log.read().splitlines()] == [
-            ["127.0.0.1", "GET", "/healthz", "200"],
-            ["127.0.0.1", "GET", "/v1/models", "421"],
-            ["127.0.0.1", "POST", "/mcp", "200"],
-        ]
-
-
-def test_told_to_end_it_answers_who_is_just_connecting() -> None:
-    """Or refuses them: none is cut off."""
-    with serving("--model", "sudoku-4x4") as ending:
-        request = post(SOLVE)
-        early = [dial(ending) for _ in range(10)]
-        for raw in early:
-            raw.sendall(request[:30])
-        assert httpx.get(f"{ending.url}/healthz").status_code == 200  # by now it has them
-        ending.popen.send_signal(signal.SIGSTOP)
-        late = [dial(ending) for _ in range(20)]
-        for raw in late[10:]:
-            raw.sendall(request)
-        ending.popen.send_signal(signal.SIGTERM)
-        ending.popen.send_signal(signal.SIGCONT)
-        time.sleep(0.2)
-        for raw in early[5:]:
-            raw.sendall(request[30:])
-        for raw in late[:10]:
-            raw.sendall(request)
-        assert {read_all(raw)[:12] for raw in early[:5]} == {b"HTTP/1.1 503"}
-        assert {read_all(raw)[:12] for raw in (*early[5:], *late)} <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
-        assert ending.popen.wait(timeout=30) in (0, -signal.SIGTERM)
-
-
-def test_head_is_get_without_the_body(http: httpx.Client) -> None:
-    for path in ("/", "/static/app.js", "/healthz", "/docs", "/openapi.json", "/v1/models", "/nothing"):
-        head, get = http.head(path), http.get(path)
-        assert head.status_code == get.status_code and head.content == b"", path
-        assert head.headers["content-length"] == str(len(get.content)), path
-
-
-# The service by itself ------------------------------------------------------------------------------------------------
-
-
-async def collect(items: AsyncIterator[Thought | Answer]) -> list[Thought | Answer]:
-    return [item async for item in items]
-
-
-def test_an_arrival_takes_a_free_slot_at_the_next_step(endless: Path) -> None:
-    """And its own budget holds; and what it gets is what it would get alone."""
-
-    async def run() -> None:
-        async with Service(Shelf([str(endless)]), slots=2) as service:
-            first = service.stream("endless", GOOD)
-            async for item in first:
-                if isinstance(item, Thought) and item.step == 5:
-                    break
-            other = await collect(service.stream("endless", "4" + GOOD[1:], steps=3))
-            assert [i.step if isinstance(i, Thought) else None for i in other] == [1, 2, 3, None]
-            assert isinstance(other[-1], Answer) and other[-1].steps == 3
-            seen = await anext(aiter(first))
-            assert isinstance(seen, Thought) and seen.step == 6  # the first goes on as if nothing had been
-            await first.aclose()  # type: ignore[attr-defined]
-            while service.seated["endless"]:
-                await asyncio.sleep(0.01)
-            assert service.desks["endless"].under_way == 0
-
-    asyncio.run(run())
-
-
-def test_models_take_turns(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        async with Service(Shelf(["sudoku-4x4", str(endless)]), slots=4) as service:
-            crowd = [asyncio.create_task(service.solve("endless", GOOD)) for _ in range(12)]
-            while service.seated["endless"] < 4:
-                await asyncio.sleep(0.01)
-            turns: list[str] = []  # whose turn it was, and when a puzzle came
-            count, notify = service.metrics.turns.add, service.wake.notify
-
-            def counted(name: str) -> None:
-                turns.append(name)
-                count(name)
-
-            def came() -> None:
-                turns.append("a puzzle came")
-                notify()
-
-            monkeypatch.setattr(service.metrics.turns, "add", counted)
-            monkeypatch.setattr(service.wake, "notify", came)
-            answer = await service.solve("sudoku-4x4", GOOD)
-            assert answer.verified and service.waiting["endless"] == 8
-            its = [at for at, name in enumerate(turns) if name == "sudoku-4x4"]
-            assert len(its) == answer.steps
-            # At most the turn that was under way when it came, and one of the other between two of its own.
-            assert its[0] - turns.index("a puzzle came") <= 2
-            assert all(later - sooner == 2 for sooner, later in itertools.pairwise(its))
-            for task in crowd:
-                task.cancel()
-            await asyncio.gather(*crowd, return_exceptions=True)
-            assert service.waiting["endless"] == 0
-
-    asyncio.run(run())
-
-
-def test_a_slow_exact_check_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    shelf = Shelf(["sudoku-4x4"])
-    domain = shelf["sudoku-4x4"].domain
-    gate, exact = threading.Event(), domain.solutions
-    slow = "." * 16
-
-    def solutions(inputs: Any, limit: int = 2) -> Any:
-        if domain.format(inputs) == slow:
-            gate.wait(30)
-        return exact(inputs, limit)
-
-    monkeypatch.setattr(domain, "solutions", solutions)
-
-    async def run() -> None:
-        async with Service(shelf) as service:
-            late = asyncio.create_task(service.solve("sudoku", slow, fallback="exact"))
-            for _ in range(5):
-                assert (await service.solve("sudoku", GOOD)).verified
-            assert not late.done()
-            gate.set()
-            answer = await late
-            assert answer.verified and "several solutions" in answer.note
-
-    asyncio.run(run())
-
-
-def test_refusals_and_failures(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run() -> None:
-        service = Service(Shelf([str(endless)]), slots=1, queue=0, timeout=0.3)
-        with pytest.raises(Busy, match="shutting down"):
-            await service.solve("endless", GOOD)
-        async with service:
-            with pytest.raises(Unknown, match="endless"):
-                await service.solve("endles", GOOD)
-            with pytest.raises(UserError, match="fallback 'exat' is unknown"):
-                await service.solve("endless", GOOD, fallback="exat")
-            items = service.stream("endless", GOOD)
-            with pytest.raises(Busy, match="1 puzzles are under way"):
-                service.stream("endless", GOOD)
-            with pytest.raises(Late):
-                await collect(items)
-            with monkeypatch.context() as patch:
-                patch.setattr(service.desks["endless"].engine, "advance", lambda: 1 / 0)
-                with pytest.raises(Failed, match="endless failed: division by zero"):
-                    await service.solve("endless", GOOD)
-            assert (await service.solve("endless", GOOD, steps=2)).steps == 2  # it goes on with a new engine
-
-    asyncio.run(run())
-
-
-def test_no_job_outlives_its_answer(endless: Path) -> None:
-    async def run() -> None:
-        async with Service(Shelf([str(endless)]), slots=2) as service:
-            await asyncio.gather(*(service.solve("endless", GOOD, steps=2) for _ in range(20)))
-            assert await anext(aiter(service.stream("endless", GOOD)))  # nobody listens any more
-            while service.seated["endless"]:
-                await asyncio.sleep(0.01)
-            gc.collect()
-            desk = service.desks["endless"]
-            assert not [each for each in gc.get_objects() if type(each) is _Job and each.desk is desk]
-
-    asyncio.run(run())

@@ -10,7 +10,7 @@ from ponder.cli import main
 from ponder.domains import registry
 from ponder.domains.skeleton import write_package
 from ponder.serve.site import PARTS, VERSION
-from tests.support import ROOT, browser
+from tests.support import ROOT
 from tests.support.folders import random_config, random_folder
 
 pytest.importorskip("onnxruntime")
@@ -82,7 +82,7 @@ def test_mistakes_get_one_line(
         write_package("lines", tmp_path / "domain", None, 8)
         monkeypatch.setenv(registry.FILES, "")
         registry.use_file(str(tmp_path / "domain" / "ponder_lines" / "__init__.py"))
-        browser.untrained("lines-mini", tmp_path / "lines")
+        random_folder(tmp_path / "lines", random_config("lines-mini"))
     try:
         assert main(["site", *args]) == 2
     finally:

@@ -44,7 +44,10 @@ def test_results_and_runs_get_the_names_that_studies_look_for(
     (store.root / "dddddddddddd.json").write_text("{", encoding="utf-8")
     where = ["--results", str(store.root), "--runs", str(store.runs)]
     assert main(["study", "status", "stabilization", *where]) == 2
-    assert "3 more are of an older ponder: run `ponder study migrate` once" in capsys.readouterr().err
+    assert (
+        "3 more are of an older ponder, or no stored training: run `ponder study migrate` once"
+        in capsys.readouterr().err
+    )
 
     assert main(["study", "migrate", *where]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -60,3 +63,19 @@ def test_results_and_runs_get_the_names_that_studies_look_for(
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     assert list(migrate(store))[-1].startswith("0 results")
     assert {p: p.read_bytes() for p in tmp_path.rglob("*.*")} == before
+
+
+def test_the_folder_around_the_stored_trainings_is_not_taken_for_theirs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "results" / "cells").mkdir(parents=True)
+    (tmp_path / "results" / "bench.json").write_text("{}", encoding="utf-8")
+    where = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    for words in (["run", "halting", "--dry-run"], ["status"], ["report", "halting"], ["migrate"]):
+        assert main(["study", *words, *where]) == 2
+        told = capsys.readouterr().err
+        assert (
+            f"--results {tmp_path / 'results' / 'cells'}" in told
+            and "older ponder" not in told
+            and told.count("\n") == 1
+        )

@@ -1,5 +1,6 @@
 """Studies: what a file may say, which cells it comes to, and what is kept of a cell."""
 
+import io
 import json
 import math
 import os
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 
 from ponder.base import runtime
 from ponder.base.errors import UserError
@@ -32,6 +34,7 @@ from ponder.reports.pages import main_report
 from ponder.reports.tables import page_of
 from ponder.studies import cost as study_cost
 from ponder.studies import spec as study
+from ponder.studies.board import print_study
 from ponder.studies.cell import one_training, run_cell, searches, thinned, together
 from ponder.studies.result import CellResult, Measured
 from ponder.studies.spec import After, Cell, chosen, plan
@@ -342,6 +345,15 @@ for words in (["list"], ["show", "halting"], ["status", "halting"], ["report", "
     assert main(["study", *words]) == 0
 sys.exit("torch is loaded" if "torch" in sys.modules else 0)
 """
+
+
+@pytest.mark.parametrize("name", study.names())
+def test_a_study_is_shown_in_80_columns_with_every_variant_also_one_that_is_not_trained(name: str) -> None:
+    shown, out = study.load(name), io.StringIO()
+    print_study(shown, "mini", Store(Path("nowhere"), Path("nowhere")), Console(file=out, width=80))
+    lines = out.getvalue().splitlines()
+    assert shown.title in lines[0] and max(map(len, lines)) <= 80
+    assert set(shown.variants) <= {line.split()[0] for line in lines if line.strip()}
 
 
 def test_lists_and_reports_load_no_torch(tmp_path: Path) -> None:

@@ -1,14 +1,15 @@
-"""Stored cells whose numbers are known by other means."""
+"""Stored cells whose numbers are known by other means, and a study of two variants that has such cells."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from ponder.config.schema import Select
 from ponder.studies.result import CellResult
-from ponder.studies.spec import SEARCHES, Cell
-from ponder.studies.store import pack
+from ponder.studies.spec import SEARCHES, Cell, Study
+from ponder.studies.store import Store, pack
 
 N = 200
 Answers = Callable[[Cell, str], np.ndarray[Any, np.dtype[np.bool_]]]
@@ -101,3 +102,40 @@ def result(cell: Cell, answers: Answers, seconds: float = 100.0, curve: list[flo
 
 def some_right(share: float) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return np.arange(N) < round(share * N)
+
+
+def write(study_: Study, results: Path, answers: Answers, skip: Callable[[Cell], bool] = lambda _: False) -> None:
+    store = Store(results / "cells")
+    for cell in study_.cells("mini"):
+        if not skip(cell):
+            store.write(result(cell, answers))
+
+
+def two(**fields: Any) -> Study:
+    """A study of two variants on Sudoku, three seeds."""
+    said = {
+        "name": "two",
+        "title": "Two",
+        "asks": "which?",
+        "paper": None,
+        "factor": ["model.halting"],
+        "baseline": "a",
+        "variants": {"a": {"set": {"model.halting": "halt"}}, "b": {"set": {"model.halting": "halt+continue"}}},
+        "scales": {"mini": {"tasks": ["sudoku"], "seeds": [0, 1, 2]}},
+        "measure": {"columns": [{"label": "Sudoku", "score": "Sudoku"}]},
+        "paper_numbers": {"a": {"Sudoku": 98.41}},
+    }
+    return Study.model_validate({**said, **fields})
+
+
+SHARES = {("a", 0): 0.50, ("a", 1): 0.60, ("a", 2): 0.52, ("b", 0): 0.71, ("b", 1): 0.80, ("b", 2): 0.75}
+
+
+def known(cell: Cell, split: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    return some_right(SHARES[cell.variant, cell.seed])
+
+
+YES = {"a": "b", "b": "a", "of": {"score": "Sudoku"}, "is": "greater"}
+
+
+NO = {"a": "a", "b": "b", "of": {"score": "Sudoku"}, "is": "greater"}

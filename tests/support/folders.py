@@ -19,10 +19,10 @@ def random_config(preset: str, data: dict[str, Any] | None = None, **model: Any)
     return resolve(preset, "ponder", {"data": data or {}, "model": {**SMALL, **ONE_CYCLE, **model}})
 
 
-def random_folder(folder: Path, config: Config, task_ids: int = 1) -> Path:
+def random_folder(folder: Path, config: Config, task_ids: int = 1, seed: int = 0) -> Path:
     """Every tensor is random, the halting head and the puzzle table too."""
     domain = config.data.make()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = Reasoner(config.model, len(domain.vocab), domain.seq_len, task_ids)
     with torch.no_grad():
         model.table.normal_()

@@ -1,7 +1,6 @@
 """An environment to install packages into, with the packages of this interpreter to borrow, without a network."""
 
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import ROOT
+from tests.support.serving import serving
 
 RUNNER = """\
 import shlex, sys
@@ -93,14 +93,5 @@ class Scratch:
 @contextmanager
 def served(scratch: Scratch, *options: str) -> Iterator[str]:
     """`ponder serve` in this environment: its address."""
-    command = [str(scratch.python), "-m", "ponder", "serve", "--port", "0", "--threads", "1", *options]
-    with subprocess.Popen(
-        command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, encoding="utf-8"
-    ) as process:
-        try:
-            assert process.stdout is not None
-            found = re.search(r"http://\S+", line := process.stdout.readline())
-            assert found is not None, line
-            yield found[0]
-        finally:
-            process.terminate()
+    with serving(*options, python=scratch.python, folder=scratch.folder, environment=scratch.environment) as server:
+        yield server.url

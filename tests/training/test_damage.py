@@ -137,10 +137,11 @@ def test_what_a_crash_left_after_the_checkpoint_goes(tail: bytes, begun: Path, w
     assert rows(begun) == rows(whole) and same(final(begun), final(whole))
 
 
-def test_a_log_damaged_after_the_end_is_not_read_short(whole: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("line", [b'{"kind": ', b"[" * 100_000], ids=["cut", "nested"])
+def test_a_log_damaged_after_the_end_is_not_read_short(line: bytes, whole: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(whole, tmp_path / "run"))
     lines = (copy / "metrics.jsonl").read_bytes().split(b"\n")
-    (copy / "metrics.jsonl").write_bytes(b"\n".join([lines[0], lines[1][:9], *lines[2:]]))
+    (copy / "metrics.jsonl").write_bytes(b"\n".join([lines[0], line, *lines[2:]]))
     with pytest.raises(UserError, match=r"metrics\.jsonl is damaged in line 2"):
         rows(copy)
 

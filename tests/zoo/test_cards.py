@@ -21,7 +21,7 @@ from ponder.config.schema import SearchPlan
 from ponder.data import Dataset
 from ponder.domains.sudoku.generate import rate
 from ponder.inference.engine import Engine
-from ponder.inference.search import default_noise, search
+from ponder.inference.search import search
 from ponder.inference.weights import ZOO, zoo_names
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
@@ -125,15 +125,13 @@ def test_the_card_says_what_search_and_the_classical_methods_do(added: Path, dat
         dataset.source("test").fetch(np.arange(dataset.counts["test"]), np.zeros(dataset.counts["test"], int)).inputs
     )
     # A puzzle of the search by itself, with its number in the split, ends as it does among the others.
-    plan = SearchPlan(5, 2 * CONFIG.model.max_steps, default_noise(solver.opened.model))
+    plan = SearchPlan(10, CONFIG.model.max_steps, 0.0, vary="suppose")
     each = [
         search(solver.opened.model, solver.domain, puzzle[None], plan, numbers=np.array([i]))
         for i, puzzle in enumerate(inputs)
     ]
-    assert card["search"]["n"] == len(inputs) and (card["search"]["restarts"], card["search"]["steps"]) == (
-        5,
-        plan.steps,
-    )
+    said = card["search"]
+    assert said["n"] == len(inputs) and (said["restarts"], said["steps"], said["vary"]) == (10, plan.steps, "suppose")
     assert card["search"]["solved"]["value"] == pytest.approx(np.mean([found.accepted[0] for found in each]))
     assert card["search"]["compute"] == pytest.approx(np.mean([found.compute[0] for found in each]), abs=0.05)
     fallback, puzzles = card["fallback"], inputs[: cards.TIMED]
@@ -142,7 +140,20 @@ def test_the_card_says_what_search_and_the_classical_methods_do(added: Path, dat
     console = Console(record=True, width=200)
     cards.print_card(console, card)
     words = console.export_text()
-    assert f"with 5 restarts of {plan.steps} steps" in words and "guided by the model" in words
+    assert f"with 10 suppositions of {plan.steps} steps" in words and "guided by the model" in words
+
+
+def test_a_model_with_a_card_is_measured_anew(added: Path, data_dir: Path, tmp_path: Path) -> None:
+    """The training is known from the card, all else is measured; a card that said something else is set right."""
+    card = cards.read_card(added)
+    folder = shutil.copytree(added, tmp_path / "before")
+    without = {key: value for key, value in card.items() if key not in ("search", "hard", "fallback", "seal")}
+    wrong = {**without["accuracy"]["test"], "valid": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    cards.write_card(folder, {**without, "accuracy": {"test": wrong}})
+    again = cards.read_card(cards.add(folder, "again", "", data_dir, tmp_path / "zoo"))
+    assert again["search"] == card["search"] and again["hard"] == card["hard"] and again["fallback"]
+    for key in ("accuracy", "recipe", "command", "limits", "protocol", "sha256", "by_step", "data"):
+        assert again[key] == card[key], key
 
 
 @pytest.mark.parametrize(

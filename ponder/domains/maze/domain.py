@@ -28,7 +28,7 @@ from ponder.domains.contract import (
 )
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
 from ponder.domains.grid import GridDomain, fit_size, rows_schema, turned
-from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_csv_rows, train_and_test
+from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_solved, train_and_test
 from ponder.domains.maze.generate import generate_chunk
 from ponder.domains.maze.paths import (
     Mazes,
@@ -248,13 +248,8 @@ class Maze(GridDomain):
         return built
 
     def _read(self, path: Path, progress: Progress) -> Arrays:
-        pieces: list[tuple[Tokens, Tokens]] = []
-        for rows in read_csv_rows(path, COLUMNS, progress):
-            inputs = rows.tokens("question", self.seq_len, self.codes)
-            labels = rows.tokens("answer", self.seq_len, self.codes | self.answer_codes)
-            for row in np.flatnonzero(~self.check(inputs, labels))[:1]:
-                rows.fail(row, f"the answer does not solve the question: {self.explain(inputs[row], labels[row])}")
-            pieces.append((inputs, labels))
+        read = read_solved(path, self, self.codes, self.codes | self.answer_codes, progress)
+        pieces = [(inputs, labels) for _, inputs, labels in read]
         if not pieces:
             raise UserError(f"{path} has no mazes, only a header")
         inputs, labels = (np.concatenate(parts) for parts in zip(*pieces, strict=True))

@@ -28,7 +28,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.grid import GridDomain, row_wording, rows_schema
-from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_csv_rows, train_and_test
+from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_solved, train_and_test
 from ponder.domains.sudoku.generate import (
     BOXES,
     EMPTY,
@@ -217,14 +217,8 @@ class Sudoku(GridDomain):
         clues = {symbol: token for symbol, token in self.codes.items() if len(symbol) == 1}
         digits = {symbol: token for symbol, token in clues.items() if token >= FIRST}
         pieces: dict[str, list[Any]] = {"inputs": [], "labels": [], "rating": []}
-        for rows in read_csv_rows(path, COLUMNS, progress):
-            inputs = rows.tokens("question", self.seq_len, clues)
-            labels = rows.tokens("answer", self.seq_len, digits)
+        for rows, inputs, labels in read_solved(path, self, clues, digits, progress):
             rating = rows.numbers("rating")
-            wrong = np.flatnonzero(~self.check(inputs, labels))
-            if len(wrong):
-                reason = self.explain(inputs[wrong[0]], labels[wrong[0]])
-                rows.fail(wrong[0], f"the answer does not solve the question: {reason}")
             hard = rating >= self.params.min_rating
             pieces["inputs"].append(inputs[hard])
             pieces["labels"].append(labels[hard])
