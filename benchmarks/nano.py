@@ -87,7 +87,9 @@ def run(checkout: Path, python: Path, seconds: float, data_dir: Path) -> Nano:
             "trainer.accelerator=cpu",
             "trainer.precision=32-true",
             "+trainer.log_every_n_steps=1",
+            "+trainer.num_sanity_val_steps=0",
             "logger=csv",
+            "+logger.csv.flush_logs_every_n_steps=1",
             "save_dir=null",
             f"paths.log_dir={folder / 'logs'}",
         ]
