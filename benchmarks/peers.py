@@ -8,7 +8,8 @@ GPU, is replaced by torch's attention. Ours gets their weights, and must give th
 - inference: one ACT step without gradients;
 - limit: the time the same float32 products take alone (benchmarks/model.py), for the share of it that ours reaches.
 
-Rounds alternate between the two; the medians of both and of their ratio are reported.
+Rounds alternate between the two; the medians of both and of their ratio are reported. `--nano-trm DIR` measures another
+thing, alone: how long its own 4x4 recipe takes to learn our 4x4 puzzles (benchmarks/nano.py).
 """
 
 import argparse
@@ -31,6 +32,7 @@ import torch.nn.functional as F
 import yaml
 from torch import Tensor
 
+from benchmarks import nano
 from benchmarks.model import Peak, Shape, Steps, prepare
 from ponder.base import runtime
 from ponder.model import cost
@@ -169,8 +171,25 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=int, help="so many layers in each module instead of theirs: they are all alike"
     )
+    parser.add_argument(
+        "--nano-trm", type=Path, help="a checkout of nano-trm: trained on our 4x4 puzzles by its recipe"
+    )
+    parser.add_argument("--nano-python", type=Path, help="the Python of an environment that has what it needs")
+    parser.add_argument("--nano-seconds", type=float, default=120.0, help="at most so long")
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
     args = parser.parse_args()
+    if args.nano_trm is not None:
+        if args.nano_python is None:
+            parser.error("--nano-trm needs --nano-python: it has dependencies of its own")
+        learned = nano.run(
+            args.nano_trm.resolve(), args.nano_python.absolute(), args.nano_seconds, args.data_dir.resolve()
+        )
+        print(f"nano-trm, 4x4: {asdict(learned)}", flush=True)
+        if args.save:
+            said = json.loads(RESULT.read_text(encoding="utf-8"))
+            RESULT.write_text(json.dumps({**said, "nano_trm": asdict(learned)}, indent=1) + "\n", encoding="utf-8")
+        return
     load = os.getloadavg()[0]
     rows: list[Row] = []
     for peer in FILES:
@@ -188,7 +207,9 @@ def main() -> None:
             )
         rows += found
     if args.save:
+        before = json.loads(RESULT.read_text(encoding="utf-8")) if RESULT.exists() else {}
         said = {
+            **{name: value for name, value in before.items() if name == "nano_trm"},
             "environment": runtime.environment(),
             "load": load,
             "threads": args.threads,

@@ -83,7 +83,7 @@ def serve(stored: dict[str, Any]) -> str:
             one = row[key]
             speed = [f"{one['per_second']:.0f}", f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"]
             ratio = f"{row['ratio']:.1f} (CPU {row['cpu_ratio']:.1f})" if key == "continuous" else "1"
-            rows.append([row["model"], name, str(row["n"]), *speed, f"{one['cpu_ms']:.1f} ms", ratio])
+            rows.append([row["model"], name, str(one.get("n", row.get("n"))), *speed, f"{one['cpu_ms']:.1f} ms", ratio])
     clients = stored["rows"][0]["clients"]
     head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | times (aim 5)"
     return f"{clients} clients at a time.\n\n{table(head, rows)}"
@@ -125,6 +125,33 @@ def neighbour(stored: dict[str, Any]) -> str:
     return table("the plain command | threads wait | alone | beside a busy process | kept", rows)
 
 
+def start(stored: dict[str, Any]) -> str:
+    rows = [
+        [row["model"], *(f"{row[way][clock]:.2f} s" for way in ("one", "file") for clock in ("seconds", "cpu"))]
+        for row in stored["rows"]
+    ]
+    rows.append(["`import torch` alone", *(f"{stored['torch'][clock]:.2f} s" for clock in ("seconds", "cpu")), "", ""])
+    head = "model | one puzzle (aim 1.5 s) | CPU | a file of one, by torch | CPU"
+    return f"{table(head, rows)}\n\nThe least of {stored['rounds']} rounds; load {stored['load']:.1f} before."
+
+
+def growth(stored: dict[str, Any]) -> str:
+    rows = [
+        [
+            row["name"],
+            f"{row['values'][0]:,} to {row['values'][-1]:,}",
+            f"{row['seconds'][0] * 1e3:,.0f} to {row['seconds'][-1] * 1e3:,.0f} ms",
+            f"{row['time']:.2f}",
+            f"{row['bytes'][0] / 1e6:,.1f} to {row['bytes'][-1] / 1e6:,.1f} MB",
+            f"{row['memory']:.2f}",
+            row["why"],
+        ]
+        for row in stored["rows"]
+    ]
+    head = "quantity | values | CPU time | exponent | peak memory | exponent | above linear because"
+    return f"{table(head, rows)}\n\nOne thread; load {stored['load']:.1f} before."
+
+
 TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "model": model,
     "train": train,
@@ -132,6 +159,8 @@ TABLES: dict[str, Callable[[dict[str, Any]], str]] = {
     "serve": serve,
     "peers": peers,
     "neighbour": neighbour,
+    "start": start,
+    "growth": growth,
 }
 
 

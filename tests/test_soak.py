@@ -30,6 +30,15 @@ def test_no_fault_loses_finished_work_or_changes_a_result(made: dict[str, Work],
         assert verdict in allowed, (kind, name, verdict, said)
 
 
+def test_a_server_that_is_struck_answers_as_before_or_names_what_is_damaged(place: Path) -> None:
+    """It changes no disk, so that most blows never fall."""
+    served = works(place / "served", ("serving",), calls=False)
+    found = [faults.strike(served, place, 0, number) for number in range(len(faults.FAULTS))]
+    fell = {kind: verdict for kind, _, verdict, _ in found if verdict != "missed"}
+    assert fell.keys() == {"a bit of a file flipped", "a file cut short", "two at once", "the clock jumps"}
+    assert fell["two at once"] == fell["the clock jumps"] == "survived" and "wrong" not in fell.values(), found
+
+
 def test_the_campaign_sees_an_end_that_differs(
     made: dict[str, Work], place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,9 @@
 
 import argparse
 import itertools
+import multiprocessing
+import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,11 +24,11 @@ MOST = 100_000
 
 
 def campaign(
-    place: Path, seed: int, seconds: Mapping[str, float], kept: record.Record, say: Callable[[str], None]
+    place: Path, seed: int, seconds: Mapping[str, float], kept: record.Record, say: Callable[[str], None], jobs: int
 ) -> None:
     """As many faults, inputs and clients as there is time for in each part."""
     if seconds.get("faults"):
-        strike_for(works(place), place, seed, seconds["faults"], kept, say)
+        strike_for(works(place), place, seed, seconds["faults"], kept, say, jobs)
     if seconds.get("fuzz"):
         fuzz_for(fuzz.sound(place / "sound"), seed, seconds["fuzz"], kept, say)
     if seconds.get("load", 0) >= 5:
@@ -33,13 +36,30 @@ def campaign(
 
 
 def strike_for(
-    made: dict[str, Work], place: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]
+    made: dict[str, Work],
+    place: Path,
+    seed: int,
+    seconds: float,
+    kept: record.Record,
+    say: Callable[[str], None],
+    jobs: int = 1,
 ) -> None:
-    until = time.monotonic() + seconds
-    for number in itertools.count():
-        if time.monotonic() >= until:
-            return
-        kind, name, verdict, said = faults.strike(made, place, seed, number)
+    """So many at a time, each in a process of its own."""
+    until, context = time.monotonic() + seconds, multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+
+    def work(first: int) -> None:
+        try:
+            for number in itertools.count(first, jobs):
+                if time.monotonic() >= until:
+                    return
+                told.put((number, *faults.strike(made, place, seed, number)))
+        finally:
+            told.put(None)
+
+    for first in range(jobs):
+        context.Process(target=work, args=(first,), daemon=True).start()
+    for number, kind, name, verdict, said in itertools.chain.from_iterable(iter(told.get, None) for _ in range(jobs)):
         if verdict != "missed":
             kept.add_fault(kind, name, verdict)
         if verdict == "wrong":
@@ -63,6 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.soak", description="Faults, fuzzed inputs and load.")
     parser.add_argument("--hours", type=float, default=0.1, metavar="H")
     parser.add_argument("--only", choices=SHARES, help="give all of the time to one part")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="faults at a time (default: 1)")
     parser.add_argument("--seed", type=int, help="default: the one after the last run's")
     parser.add_argument("--page", action="store_true", help="write the page from the record, and do no more")
     known = parser.parse_args()
@@ -85,9 +106,11 @@ def main() -> None:
         whole.write()
         record.show(whole)
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was found is kept
     try:
         with tempfile.TemporaryDirectory(prefix="ponder-soak-") as place:
-            campaign(Path(place).resolve(), seed, seconds, found, lambda text: print(text, flush=True))
+            here, say = Path(place).resolve(), lambda text: print(text, flush=True)
+            campaign(here, seed, seconds, found, say, known.jobs)
     finally:
         keep()
     if found.wrong:

@@ -167,8 +167,8 @@ def put_folder(part: Path, target: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
         target.rename(old)
     part.rename(target)
+    to_disk(target.parent)  # now: a disk may keep what is done next, in another folder, and lose this
     shutil.rmtree(old, ignore_errors=True)
-    to_disk(target.parent)
 
 
 def restore(target: Path) -> None:
@@ -181,6 +181,7 @@ def remove_folder(target: Path) -> None:
     """Delete a folder that must not be seen half deleted."""
     old = _old(target)
     target.rename(old)
+    to_disk(target.parent)
     shutil.rmtree(old, ignore_errors=True)
 
 

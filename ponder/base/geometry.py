@@ -72,5 +72,10 @@ class Told:
     tell: npt.NDArray[np.float32]
     """[tokens, groups] which groups speak to each token."""
 
+    @property
+    def terms(self) -> int:
+        """Tokens that groups hear, and groups that tokens hear: what is added up, however that is done."""
+        return int(np.count_nonzero(self.gather) + np.count_nonzero(self.tell))
+
 
 NO_GEOMETRY = Geometry()

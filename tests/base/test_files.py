@@ -3,6 +3,7 @@
 import ast
 import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -96,6 +97,20 @@ def test_what_another_process_finished_first_stays(tmp_path: Path) -> None:
     with files.folder_aside(target, whole="done") as part:
         files.write(part / "done", "ours")
     assert found(tmp_path) == {str(Path("t", "done")): b"ours"}
+
+
+def test_a_folder_is_deleted_when_its_new_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut may keep what was done in one folder and lose what was done before it in another."""
+    done: list[tuple[str, str]] = []
+    monkeypatch.setattr(files, "to_disk", lambda path: done.append(("disk", path.name)))
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **_: done.append(("gone", path.name)))
+    for name in ("new", "target"):
+        (tmp_path / name).mkdir()
+    files.put_folder(tmp_path / "new", tmp_path / "target")
+    assert done[-2:] == [("disk", tmp_path.name), ("gone", ".target.old")]
+    (tmp_path / ".target.old").rmdir()
+    files.remove_folder(tmp_path / "target")
+    assert done[-2:] == [("disk", tmp_path.name), ("gone", ".target.old")] and not (tmp_path / "target").exists()
 
 
 def test_a_folder_replaced_halfway_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

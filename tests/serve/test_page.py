@@ -18,7 +18,7 @@ from tests.support.page import PAGE, SUDOKU, TOKEN, Open, answered, board, expec
 
 
 def test_solve_by_typing(open_page: Open) -> None:
-    page = open_page()
+    page = open_page("sudoku-4x4")
     page.get_by_role("button", name="Clear").click()
     expect(page.locator(".cell").first).to_have_text("")
     for i, digit in enumerate(SUDOKU):
@@ -39,7 +39,7 @@ def test_solve_by_typing(open_page: Open) -> None:
 
 
 def test_random_puzzles(open_page: Open) -> None:
-    page = open_page()
+    page = open_page("sudoku-4x4")
     domain = Solver("sudoku-4x4").domain
     seen = set()
     for _ in range(3):

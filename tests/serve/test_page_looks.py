@@ -15,7 +15,7 @@ from tests.support.page import SUDOKU, Open, answered, expect_puzzle
 
 
 def test_keyboard_only(open_page: Open) -> None:
-    page = open_page()
+    page = open_page("sudoku-4x4")
 
     def tab_to(selector: str) -> None:
         for _ in range(30):
@@ -75,7 +75,7 @@ def test_no_sideways_scrolling(open_page: Open) -> None:
 
 
 def test_a_finger_is_enough(open_page: Open) -> None:
-    page = open_page(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
+    page = open_page("sudoku-4x4", viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
     page.locator("#clear").tap()
     for i, digit in enumerate(SUDOKU):
         if digit != ".":
