@@ -17,9 +17,8 @@ from pydantic import ConfigDict, Field
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
-from safetensors.torch import save_file
 
-from ponder import data
+from ponder import checkpoint, data
 from ponder.base import files, runtime, stats
 from ponder.base.console import plain_table
 from ponder.base.errors import UserError
@@ -276,7 +275,8 @@ def pack(run: Path, name: str, limits: str, data_dir: Path, aside: Path, progres
     shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
     shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
     tensors = opened.model.state_dict().items()
-    save_file({k: v.contiguous() for k, v in tensors if not shared or not k.startswith(shared)}, aside / WEIGHTS)
+    stored = {k: v for k, v in tensors if not shared or not k.startswith(shared)}
+    checkpoint.write_tensors(aside, Path(WEIGHTS).stem, stored)
     card = make_card(name, recipe, limits, opened, data_dir, aside / WEIGHTS, progress)
     write_card(aside, {**card, "files": {each: files.sha256(aside / each) for each in (runs.CONFIG, WEIGHTS)}})
     for file in aside.iterdir():

@@ -11,6 +11,7 @@ from ponder.base.errors import UserError
 from ponder.base.files import sha256
 from ponder.data import Dataset
 from tests.conftest import tiny
+from tests.support.disk import files_of_at_most
 
 
 def files(path: Path) -> dict[str, bytes]:
@@ -43,16 +44,10 @@ def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_disk_that_is_full_at_the_last_byte_of_an_array_is_noticed(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource", reason="this system has no limits of files")
     sound = data.build(tiny().data, tmp_path / "sound")
     largest = max(path.stat().st_size for path in sound.glob("*.npy"))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (largest - 1, hard))
-    try:
-        with pytest.raises(OSError):
-            data.build(tiny().data, tmp_path / "full")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(OSError), files_of_at_most(largest - 1):
+        data.build(tiny().data, tmp_path / "full")
     assert files(data.build(tiny().data, tmp_path / "full")) == files(sound)
 
 

@@ -27,6 +27,7 @@ from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from ponder.zoo import cards
 from tests.conftest import tiny
+from tests.support.disk import files_of_at_most
 
 CONFIG = tiny(train={"updates": 8, "eval_every": 4})
 
@@ -76,6 +77,15 @@ def test_a_bit_that_flips_in_a_model_of_the_zoo_is_noticed(name: str, added: Pat
     with pytest.raises(UserError, match=rf"{name} (is not what its card says|was changed after it was written)"):
         cards.read_card(folder)
         Solver(folder)
+
+
+def test_a_disk_that_is_full_at_the_weights_is_said_in_one_line(
+    run: Path, added: Path, data_dir: Path, tmp_path: Path
+) -> None:
+    weights = (added / "weights.safetensors").stat().st_size
+    with pytest.raises(UserError, match="cannot write") as error, files_of_at_most(weights - 1):
+        cards.add(run, "tiny-one", "", data_dir, tmp_path / "zoo")
+    assert "\n" not in str(error.value) and not (tmp_path / "zoo").exists()
 
 
 def test_a_key_too_many_deep_in_a_card_is_named(added: Path, tmp_path: Path) -> None:
