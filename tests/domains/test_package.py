@@ -111,12 +111,11 @@ def test_a_zoo_model_of_it_is_the_users_own(trained: Scratch) -> None:
 def test_it_is_served_with_a_board_on_the_page(trained: Scratch) -> None:
     if reason := browser.missing():
         pytest.skip(reason)
-    from playwright.sync_api import expect, sync_playwright
+    from playwright.sync_api import expect
 
-    with served(trained, "--model", "run") as url, sync_playwright() as playwright:
+    with served(trained, "--model", "run") as url, browser.launched() as chromium:
         said = httpx.post(f"{url}/v1/solve", json={"model": "latin", "puzzle": PUZZLE}, timeout=60).json()
         assert said["verified"] is latin(said["text"])
-        chromium = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))
         page = chromium.new_context(reduced_motion="reduce").new_page()
         page.goto(url)
         expect(page.locator("#headline")).to_have_text("Ready when you are")
@@ -131,7 +130,6 @@ def test_it_is_served_with_a_board_on_the_page(trained: Scratch) -> None:
         expect(page.locator("#headline")).to_have_text("Checked: correct" if said["verified"] else "Not correct")
         assert page.locator(".cell").all_inner_texts() == list(said["text"].replace("/", ""))
         expect(page.locator("#fallback")).to_be_disabled()
-        chromium.close()
 
 
 def test_it_is_a_tool_for_language_models(trained: Scratch) -> None:

@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def chromium() -> Iterator["Browser"]:
-    from playwright.sync_api import sync_playwright  # not there on every machine: the tests that ask for it are skipped
-
-    with sync_playwright() as playwright:
-        instance = playwright.chromium.launch(executable_path=browser.CHROMIUM, args=list(browser.SWITCHES))
+    with browser.launched() as instance:
         yield instance
-        instance.close()
 
 
 @pytest.fixture(scope="package")

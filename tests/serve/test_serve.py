@@ -310,17 +310,19 @@ def test_long_bodies_are_not_read(narrow: Server, guarded: httpx.Client) -> None
     assert metrics(guarded)['ponder_requests_total{path="/v1/solve",status="413"}'] == 3
 
 
-def test_shutdown_finishes_what_is_under_way(narrow: Server, guarded: httpx.Client) -> None:
+def test_shutdown_finishes_what_is_under_way(endless: Path) -> None:
     events: list[tuple[str, Any]] = []
-    with guarded.stream("POST", "/v1/solve/stream", json={"model": "endless", "puzzle": GOOD, "steps": 60}) as response:
-        for event in read_events(response.iter_lines()):
-            events.append(event)
-            if len(events) == 1:
-                narrow.popen.send_signal(signal.SIGTERM)
-    assert [name for name, _ in events] == ["step"] * 60 + ["answer"]
-    assert narrow.popen.wait(timeout=30) in (0, -signal.SIGTERM)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(narrow.url + "/healthz")
+    body = {"model": "endless", "puzzle": GOOD, "steps": 60}
+    with serving("--model", endless, "--timeout", "600") as ending:
+        with httpx.stream("POST", f"{ending.url}/v1/solve/stream", json=body, timeout=600) as response:
+            for event in read_events(response.iter_lines()):
+                events.append(event)
+                if len(events) == 1:
+                    ending.popen.send_signal(signal.SIGTERM)
+        assert [name for name, _ in events] == ["step"] * 60 + ["answer"]
+        assert ending.popen.wait(timeout=60) in (0, -signal.SIGTERM)
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(ending.url + "/healthz")
 
 
 def test_refuses_to_be_open_by_accident(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,7 @@ def test_refusals_and_failures(endless: Path, monkeypatch: pytest.MonkeyPatch) -
                 service.stream("endless", GOOD)
             with pytest.raises(Late):
                 await collect(items)
+            service.timeout = 600  # what follows may take its time
             with monkeypatch.context() as patch:
                 patch.setattr(service.desks["endless"].engine, "advance", lambda: 1 / 0)
                 with pytest.raises(Failed, match="endless failed: division by zero"):

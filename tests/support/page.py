@@ -18,6 +18,7 @@ from ponder.config.resolve import resolve
 from ponder.domains import registry
 from ponder.domains.skeleton import write_package
 from tests.support import ROOT
+from tests.support.browser import PATIENCE
 from tests.support.folders import random_folder
 from tests.support.serving import serving
 
@@ -82,7 +83,7 @@ def opener(chromium: Browser, server: str) -> Iterator[Open]:
         **settings: Any,
     ) -> Page:
         context = chromium.new_context(**{"reduced_motion": "reduce", "viewport": DESKTOP, **settings})
-        context.set_default_timeout(15_000)
+        context.set_default_timeout(PATIENCE)
         contexts.append(context)
         if token is not None:
             context.add_init_script(f"sessionStorage.setItem('ponder-token', '{token}')")
