@@ -11,6 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ponder.base.plots import figure
 from ponder.base.stats import share
 from ponder.training.launch import Layout
 from ponder.training.log import read_log
@@ -109,29 +110,19 @@ def report() -> None:
 
 
 def draw(stored: list[dict[str, Any]], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     columns = min(3, len(stored))
     rows = -(-len(stored) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(5 * columns, 3.6 * rows), layout="constrained", squeeze=False)
-    for axis, run in zip(axes.flat, stored, strict=False):
-        for split in run["n"]:
-            axis.plot(
-                [p["seconds"] for p in run["curve"]], [100 * p[split]["valid"] for p in run["curve"]], label=split
-            )
-        axis.axhline(95, color="0.6", linewidth=0.8, linestyle="--")
-        axis.set(
-            title=f"{run['preset']}, {run['model']}", xlabel="seconds of training", ylabel="valid, %", ylim=(-2, 102)
-        )
-        axis.grid(alpha=0.25)
-        axis.legend(fontsize=8)
-    for axis in list(axes.flat)[len(stored) :]:
-        axis.set_visible(False)
-    figure.savefig(path, dpi=110)
-    plt.close(figure)
+    with figure([path], rows, columns, (5 * columns, 3.6 * rows)) as (_, axes):
+        for axis, run in zip(axes.flat, stored, strict=False):
+            for split, n in run["n"].items():
+                seconds = [p["seconds"] for p in run["curve"]]
+                axis.plot(seconds, [100 * p[split]["valid"] for p in run["curve"]], label=f"{split}, n {n}")
+            axis.axhline(95, color="0.6", linewidth=0.8, linestyle="--")
+            axis.set(title=f"{run['preset']}, {run['model']}", xlabel="seconds of training", ylim=(-2, 102))
+            axis.set_ylabel("valid, %")
+            axis.legend()
+        for axis in list(axes.flat)[len(stored) :]:
+            axis.set_visible(False)
 
 
 def main() -> None:
