@@ -95,7 +95,7 @@ def run(checkout: Path, python: Path, seconds: float, data_dir: Path) -> Nano:
         ]
         env = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
         said = folder / "said.txt"
-        with said.open("w") as out:
+        with said.open("w", encoding="utf-8") as out:
             process = subprocess.Popen(
                 [str(python), "src/nn/train.py", *words], cwd=checkout, env=env, stdout=out, stderr=subprocess.STDOUT
             )

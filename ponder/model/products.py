@@ -43,6 +43,11 @@ def watched() -> bool:
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
+def plain_only(x: Tensor) -> bool:
+    """Whether operations are wanted that every device, compiler and precision knows."""
+    return x.device.type != "cpu" or watched() or torch.is_autocast_enabled("cpu")
+
+
 def by_onednn(weight: Tensor) -> bool:
     """Whether products with this weight go to oneDNN. Compilers, exporters and counters get operations they know."""
     if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":

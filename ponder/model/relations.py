@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Told
 from ponder.config.schema import ModelConfig
-from ponder.model.products import SwiGLU, SwiWeights, watched
+from ponder.model.products import SwiGLU, SwiWeights, plain_only
 
 
 class Relations(nn.Module):
@@ -48,7 +48,7 @@ class Relations(nn.Module):
         }
 
     def forward(self, x: Tensor, weights: dict[str, SwiWeights]) -> Tensor:
-        plain = x.device.type != "cpu" or watched() or torch.is_autocast_enabled("cpu")
+        plain = plain_only(x)
         heard = self.heard(x) if plain else Heard(*_Hear.apply(x, self.ends))  # type: ignore[no-untyped-call]
         parts = heard.groups.split(list(self.counts.values()), dim=1)
         answers = torch.cat(

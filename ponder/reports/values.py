@@ -249,7 +249,12 @@ def _from_curve(stored: CellResult, score: Score, metric: Metric, wanted: Quanti
 
 
 def _on_clock(stored: CellResult, score: Score, metric: Metric, wanted: Quantity, clock: Clock) -> Value | None:
-    """Between two evaluations the curve is taken as straight; before the first there is nothing."""
+    """Between two evaluations the curve is taken as straight; before the first there is nothing. The end of a training
+    is what was measured after it, on more examples."""
+    if clock.axis == "update" and clock.at == stored.updates:
+        measured = _measured(stored, score, metric, wanted)
+        if measured is not None:
+            return measured
     rows = rows_of(stored, score, metric, wanted.weights, wanted.way)
     x = [row.along(clock.axis) for row, _ in rows]
     if not x or clock.at < x[0] or clock.at > x[-1] * (1 + 1e-9):
@@ -324,14 +329,15 @@ class StudyResults:
         return compare(self.readings(*a, clock), self.readings(*b, clock), self._pool(a, b, clock))
 
     def _pool(self, a: tuple[str, Quantity], b: tuple[str, Quantity], clock: Clock | None) -> Pool | None:
-        """Residuals of every variant measured in the same way, over the seeds they share. Scores only: other numbers,
-        such as gradient norms, spread by their size."""
+        """Residuals of every variant measured in the same way that has the seeds which these two share: one that is
+        still in training does not count. Scores only: other numbers, such as gradient norms, spread by their size."""
         (first, of_a), (second, of_b) = a, b
         if not of_a.percent or self.task_of(of_a) != self.task_of(of_b):
             return None
         every = [(self.readings(v, of_a, clock), self.readings(v, of_b, clock)) for v in self.study.variants]
-        full = [pair for pair in every if all(pair)]
-        seeds = [s for s in (full[0][0] if full else ()) if all(s in x and s in y for x, y in full)]
+        ours, theirs = self.readings(first, of_a, clock), self.readings(second, of_b, clock)
+        seeds = [seed for seed in ours if seed in theirs]
+        full = [(x, y) for x, y in every if all(seed in x and seed in y for seed in seeds)] if seeds else []
         if first == second:
             return stats.within([[x[s].value - y[s].value for s in seeds] for x, y in full])
         return stats.blocks([[x[s].value for s in seeds] for x, _ in full]) if of_a == of_b else None

@@ -106,7 +106,7 @@ def test_a_study_whose_cells_are_stored_says_how_to_run_it_anew(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     words = ["--results", str(ROOT / "results" / "cells"), "--runs", str(tmp_path), "--data-dir", str(tmp_path)]
-    code, out, _ = ponder(capsys, "study", "run", "gradient-path", *words, "--max-seconds", "1")
+    code, out, _ = ponder(capsys, "study", "run", "stabilization", *words, "--max-seconds", "1")
     assert code == 0 and "already; to run it anew: --results elsewhere" in out
 
 
