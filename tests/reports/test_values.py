@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ponder.reports import pages as report
 from ponder.reports.findings import (
     CONFIRMED,
     CONTRARY,
-    UNDECIDED,
     Finding,
     judge,
 )
@@ -79,14 +79,38 @@ def test_equal_wall_clock_reads_both_curves_at_the_smallest_common_total(tmp_pat
     assert by_clock["seconds"]["b"].ours.value == pytest.approx(0.4)  # type: ignore[union-attr]
     assert by_clock["seconds"]["a"].ours.value == pytest.approx(0.7)  # type: ignore[union-attr]
     assert by_clock["seconds"]["b"].difference.value == pytest.approx(-0.3)  # type: ignore[union-attr]
-    assert by_clock["update"]["b"].difference.value == pytest.approx(0.1)  # type: ignore[union-attr]
+    # Both end after 40 updates: there counts what was measured after training.
+    gap = sum(SHARES["b", seed] - SHARES["a", seed] for seed in range(3)) / 3
+    assert by_clock["update"]["b"].difference.value == pytest.approx(gap)  # type: ignore[union-attr]
     kept = result(study_.cells("mini")[0], known, 100.0, [0.1, 0.3, 0.5, 0.7])
     between = read(kept, Quantity(score="Sudoku"), Clock("seconds", 60.0))
     assert between is not None and between.value == pytest.approx(0.38)
     assert read(kept, Quantity(score="Sudoku"), Clock("seconds", 20.0)) is None
     assert "At equal processor time" in report.study_text(made) and "Sudoku 100)" in report.study_text(made)
-    assert [v.verdict for v in made.verdicts] == [CONTRARY, UNDECIDED]
+    assert [v.verdict for v in made.verdicts] == [CONTRARY, CONFIRMED]
+    ended = read(kept, Quantity(score="Sudoku"), Clock("update", 40.0))
+    assert ended is not None and (ended.value, ended.n) == (SHARES["a", 0], N) and ended.bits is not None
+    before = read(kept, Quantity(score="Sudoku"), Clock("update", 35.0))
+    assert before is not None and before.value == pytest.approx(0.6) and before.bits is None
     assert "other side" in made.verdicts[0].compared[0].decision.why
+
+
+def test_a_variant_that_is_still_in_training_does_not_spoil_the_pool(tmp_path: Path) -> None:
+    rates = {"a": 1e-3, "b": 2e-3, "c": 3e-3, "d": 4e-3}
+    study_ = two(factor=["train.lr"], variants={name: {"set": {"train.lr": rate}} for name, rate in rates.items()})
+
+    def answers(cell: Cell, split: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        return some_right(0.5 + 0.07 * cell.seed * (cell.variant == "c") + 0.01 * cell.seed)
+
+    found = []
+    for place, skip in (
+        ("three", lambda cell: cell.variant == "d"),
+        ("begun", lambda c: c.variant == "d" and c.seed > 0),
+    ):
+        write(study_, tmp_path / place, answers, skip)
+        results = gather(study_, "mini", tmp_path / place, False)
+        found.append(results.compare(("a", Quantity(score="Sudoku")), ("b", Quantity(score="Sudoku"))))
+    assert found[0] is not None and found[0].pooled == 3 and found[0] == found[1]
 
 
 def test_evaluations_do_not_count_as_training_time(tmp_path: Path) -> None:
