@@ -1,6 +1,8 @@
 """The campaign of `make soak` in its short form: every kind of fault once, a few inputs of every kind."""
 
+import os
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,16 @@ from benchmarks.soak.works import Work, works
 
 WORKS = ("data", "training", "zoo add")
 NEEDS_STRACE = {kind for kind in faults.FAULTS if "system call" in kind}
+
+
+USUAL = os.environ["XDG_DATA_HOME"]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere() -> Iterator[None]:
+    """What is struck lives in folders of its own: tests that come after in this process look where they did before."""
+    yield
+    os.environ["XDG_DATA_HOME"] = USUAL
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def watched() -> bool:
 
 def plain_only(x: Tensor) -> bool:
     """Whether operations are wanted that every device, compiler and precision knows."""
-    return x.device.type != "cpu" or watched() or torch.is_autocast_enabled("cpu")
+    return x.device.type != "cpu" or watched() or torch.is_autocast_enabled(x.device.type)
 
 
 def by_onednn(weight: Tensor) -> bool:
