@@ -36,7 +36,7 @@ from ponder.training import curves, rows
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
-from ponder.zoo import cards, travel
+from ponder.zoo import cards, making, travel
 
 HERE = Runtime(torch.device("cpu"))
 NAMES = ("data", "training", "study", "zoo add", "pull", "serving")
@@ -156,7 +156,7 @@ def hurry() -> None:
 
     curves.draw_curves = write
     rows.matmul_peak = lambda *_: 1.0  # type: ignore[attr-defined]
-    cards.timed = lambda *_: None
+    making.timed = lambda *_: None
     runtime.commit = lambda: None  # type: ignore[attr-defined]
 
 
@@ -255,11 +255,11 @@ def adding(data_dir: Path, run: Path) -> Work:
     def make() -> None:
         hurry()
         train_in(config(1), other, data_dir, HERE, Limits(), quiet=True)
-        cards.add(other, NAME, "", data_dir, zoo_in(before))
+        making.add(other, NAME, "", data_dir, zoo_in(before))
 
     def do(folder: Path) -> None:
         hurry()
-        cards.add(run, NAME, "", data_dir, zoo_in(folder))
+        making.add(run, NAME, "", data_dir, zoo_in(folder))
 
     well(make)
     return Work(do, end_of_zoo, lambda folder, _: do(folder), read_zoo, read_zoo, copies(before))
@@ -274,7 +274,7 @@ def pulling(data_dir: Path, run: Path) -> Work:
     from tests.support.hub_server import Hub, Repo
 
     made = run.with_name("pushed")
-    well(lambda: cards.add(run, NAME, "", data_dir, zoo_in(made)))
+    well(lambda: making.add(run, NAME, "", data_dir, zoo_in(made)))
     hub = Hub()
     hub.repos["soak/tiny"] = Repo()
     hub.repos["soak/tiny"].commit({path.name: path.read_bytes() for path in (made / "ponder/zoo" / NAME).iterdir()})
@@ -324,7 +324,7 @@ def serving(data_dir: Path, run: Path) -> Work:
     before, answers = run.with_name("served"), run.with_name("answers.json")
 
     def make() -> None:
-        cards.add(run, NAME, "", data_dir, zoo_in(before))
+        making.add(run, NAME, "", data_dir, zoo_in(before))
         solver = Solver(NAME)
         puzzles = [solver.domain.format(row) for row in solver.domain.sample(0, 4)[0]]
         files.write_json(answers, [(puzzle, solver.solve(puzzle).text) for puzzle in puzzles])

@@ -28,7 +28,8 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--json", action="store_true", help="the card or cards as JSON")
     known = parser.parse_intermixed_args(args)
     from ponder.inference.weights import ZOO, user_zoo, zoo_folders
-    from ponder.zoo.cards import add, list_cards, print_card, read_card, table
+    from ponder.zoo.cards import list_cards, print_card, read_card, table
+    from ponder.zoo.making import add
 
     console = Console(highlight=False)
     match known.words:

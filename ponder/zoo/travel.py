@@ -13,7 +13,8 @@ from ponder.base import files, hub
 from ponder.base.errors import UserError
 from ponder.domains.contract import Progress, silent
 from ponder.inference.weights import HUB, TRAVELS, hub_address, hub_folder, open_weights, user_zoo, zoo_folders
-from ponder.zoo.cards import CARD, WEIGHTS, check_name, pack, put, read_card, share_words, write_card
+from ponder.zoo.cards import CARD, read_card, share_words, write_card
+from ponder.zoo.making import WEIGHTS, check_name, pack, put
 
 README = "README.md"
 

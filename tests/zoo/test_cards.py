@@ -25,7 +25,7 @@ from ponder.inference.search import search
 from ponder.inference.weights import ZOO, zoo_names
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
-from ponder.zoo import cards
+from ponder.zoo import cards, making
 from tests.conftest import tiny
 from tests.support.disk import files_of_at_most
 
@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, data_dir: Path, dataset: Datas
 
 @pytest.fixture(scope="module")
 def added(run: Path, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return cards.add(run, "tiny-one", "a toy", data_dir, tmp_path_factory.mktemp("zoo"))
+    return making.add(run, "tiny-one", "a toy", data_dir, tmp_path_factory.mktemp("zoo"))
 
 
 def retold(command: str) -> Config:
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_at_the_weights_is_said_in_one_line(
 ) -> None:
     weights = (added / "weights.safetensors").stat().st_size
     with pytest.raises(UserError, match="cannot write") as error, files_of_at_most(weights - 1):
-        cards.add(run, "tiny-one", "", data_dir, tmp_path / "zoo")
+        making.add(run, "tiny-one", "", data_dir, tmp_path / "zoo")
     assert "\n" not in str(error.value) and not (tmp_path / "zoo").exists()
 
 
@@ -104,7 +104,7 @@ def test_a_model_is_there_while_another_takes_its_name(added: Path, user_zoo: Pa
     (zoo / "tiny-one").rename(zoo / ".tiny-one.old")
     assert Solver("tiny-one").opened.sha256 == files.sha256(added / "weights.safetensors")
     assert "tiny-one" in {card["name"] for card in cards.list_cards()}
-    cards.put(added, zoo / "tiny-one")
+    making.put(added, zoo / "tiny-one")
     assert [path.name for path in zoo.iterdir()] == ["tiny-one"] and "tiny-one" in zoo_names()
 
 
@@ -144,7 +144,7 @@ def test_the_card_says_what_search_and_the_classical_methods_do(added: Path, dat
     assert said["n"] == len(inputs) and (said["restarts"], said["steps"], said["vary"]) == (10, plan.steps, "suppose")
     assert card["search"]["solved"]["value"] == pytest.approx(np.mean([found.accepted[0] for found in each]))
     assert card["search"]["compute"] == pytest.approx(np.mean([found.compute[0] for found in each]), abs=0.05)
-    fallback, puzzles = card["fallback"], inputs[: cards.TIMED]
+    fallback, puzzles = card["fallback"], inputs[: making.TIMED]
     assert fallback["n"] == len(puzzles) and min(fallback[f"{name}_ms"] for name in ("exact", "alone", "guided")) > 0
     assert fallback["alone_guesses"] == pytest.approx(np.mean([rate(4, puzzle) for puzzle in puzzles]))
     console = Console(record=True, width=200)
@@ -160,7 +160,7 @@ def test_a_model_with_a_card_is_measured_anew(added: Path, data_dir: Path, tmp_p
     without = {key: value for key, value in card.items() if key not in ("search", "hard", "fallback", "seal")}
     wrong = {**without["accuracy"]["test"], "valid": {"value": 0.5, "low": 0.4, "high": 0.6}}
     cards.write_card(folder, {**without, "accuracy": {"test": wrong}})
-    again = cards.read_card(cards.add(folder, "again", "", data_dir, tmp_path / "zoo"))
+    again = cards.read_card(making.add(folder, "again", "", data_dir, tmp_path / "zoo"))
     assert again["search"] == card["search"] and again["hard"] == card["hard"] and again["fallback"]
     for key in ("accuracy", "recipe", "command", "limits", "protocol", "sha256", "by_step", "data"):
         assert again[key] == card[key], key
@@ -175,12 +175,12 @@ def test_a_model_with_a_card_is_measured_anew(added: Path, data_dir: Path, tmp_p
     ],
 )
 def test_the_command_of_a_card_gives_its_configuration(config: Config) -> None:
-    assert retold(cards.command(config)).key() == config.key()
+    assert retold(making.command(config)).key() == config.key()
 
 
 def test_the_command_is_short() -> None:
-    assert cards.command(resolve("sudoku-mini", "ponder-mlp")) == "ponder train sudoku-mini --model ponder-mlp"
-    assert cards.command(resolve("sudoku-mini", None, {"seed": 2})) == "ponder train sudoku-mini --seed 2"
+    assert making.command(resolve("sudoku-mini", "ponder-mlp")) == "ponder train sudoku-mini --model ponder-mlp"
+    assert making.command(resolve("sudoku-mini", None, {"seed": 2})) == "ponder train sudoku-mini --seed 2"
 
 
 @pytest.mark.parametrize("name", zoo_names())
@@ -281,7 +281,7 @@ def test_misuse_is_one_line(args: list[str], words: str, capsys: pytest.CaptureF
 def test_an_untrained_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(tiny().flat()), encoding="utf-8")
     with pytest.raises(UserError, match="holds no checkpoint"):
-        cards.add(tmp_path, "x", "", tmp_path, tmp_path / "zoo")
+        making.add(tmp_path, "x", "", tmp_path, tmp_path / "zoo")
     assert not (tmp_path / "zoo").exists()
 
 
