@@ -17,7 +17,7 @@ def main(args: Sequence[str]) -> None:
         description="Serve the solvers as MCP tools over stdio; an MCP client starts this (docs/mcp.md).",
     )
     parser.add_argument("--model", action="append", metavar="NAME|RUN", help="repeatable; default: all of the zoo")
-    service = Service(Shelf(parser.parse_args(args).model))
+    service = Service(Shelf(parser.parse_args(args).model, search=None))
     if sys.stdin.isatty():
         print("waiting for an MCP client on standard input; docs/mcp.md tells how to add one", file=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the thread that reads a line

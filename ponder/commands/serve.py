@@ -51,7 +51,7 @@ def main(args: Sequence[str]) -> None:
         torch.set_num_threads(known.threads)
     runtime.reuse_memory()
     listening = server.listen(known.host, known.port)
-    solvers = service.Service(Shelf(known.model), known.slots, known.queue, known.timeout)
+    solvers = service.Service(Shelf(known.model, search=None), known.slots, known.queue, known.timeout)
     address = f"[{known.host}]" if ":" in known.host else known.host
     url = f"http://{address}:{listening.getsockname()[1]}"
 

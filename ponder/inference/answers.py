@@ -27,6 +27,18 @@ class Thought:
 
 
 @dataclass(frozen=True)
+class SecondThought:
+    """An answer that is accepted, of a try after the first."""
+
+    answer: Tokens
+    confidence: float
+    tries: int
+    """Which one it was."""
+    steps: int
+    """ACT steps of all tries after the first."""
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a puzzle gets."""
 
@@ -44,7 +56,9 @@ class Answer:
     confidence: float
     """The halting head's probability that the model's answer is right; NaN for a model without such a head."""
     trace: tuple[Thought, ...] = field(repr=False)
-    """How the model came to its answer, step by step."""
+    """How the model came to its answer, step by step; of a search, what it did before that began."""
+    tries: int = 0
+    """Which try of a search gave the answer; 0: the plain run, or none of them."""
 
     @property
     def text(self) -> str:
@@ -84,6 +98,7 @@ class Answer:
             "by": self.by,
             "note": self.note,
             "steps": self.steps,
+            "tries": self.tries,
             "confidence": _number(self.confidence),
         }
         if trace:

@@ -5,10 +5,11 @@ Loading torch takes a second or two, many times as long as such a model thinks a
 whose card does not vouch for its files, is opened the usual way.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,10 @@ import numpy.typing as npt
 from ponder.base import files, stats
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Domain, Tokens
-from ponder.inference.answers import Answer, Thought
+from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.solver import Solver
+from ponder.inference.tries import suppositions
 from ponder.inference.weights import Imported, as_carded, settings, zoo_folders
-
-if TYPE_CHECKING:
-    from ponder.inference.search import Found
 
 Array = npt.NDArray[np.floating[Any]]
 EPS = 1e-5
@@ -236,7 +235,7 @@ class PlainSolver(Solver):
             confidence = float("nan") if step.q_halt is None else float(stats.probability(step.q_halt))
             yield Thought(carry.steps, answer, answer != before, confidence, valid)
             asked = self.config.halting == "asked" and self.domain.checkable
-            if (step.over if asked else valid) or carry.steps >= (self.steps if self.config.states else 1):
+            if (step.over if asked else valid) or carry.steps >= (self.patience if self.config.states else 1):
                 return
             before = answer
 
@@ -245,10 +244,25 @@ class PlainSolver(Solver):
         found = self.searched(np.stack(puzzles), traces)
         return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(puzzles, traces, strict=True))]
 
-    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> "dict[int, Found]":
-        if not self.search or all(trace[-1].valid for trace in traces):
+    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, SecondThought]:
+        refused = [i for i, trace in enumerate(traces) if not trace[-1].valid]
+        if not self.search or not refused:
             return {}
-        return Solver(self.name, self.steps, search=self.search).searched(inputs, traces)
+        if not self.supposes(self.search):
+            return Solver(self.name, self.steps, search=self.search).searched(inputs, traces)
+        found = ((i, self._supposing(inputs[i])) for i in refused)
+        return {i: second for i, second in found if second is not None}
+
+    def _supposing(self, puzzle: Tokens) -> SecondThought | None:
+        """One supposition after the other, as `ponder.inference.search` does it."""
+        depth, steps = min(self.patience, self.config.max_steps), 0
+        logits = self.logits(puzzle, depth)
+        for number, supposed in enumerate(suppositions(self.domain, puzzle, logits, self.search), start=1):
+            *_, last = itertools.islice(self.think(supposed), depth)
+            steps += last.step
+            if last.valid:
+                return SecondThought(last.answer, last.confidence, number, steps)
+        return None
 
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         carry = self.plain.start()

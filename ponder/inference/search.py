@@ -17,8 +17,9 @@ import torch
 from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.config.schema import SearchPlan
-from ponder.domains.contract import Bools, Domain, Ints, Tokens
+from ponder.domains.contract import Domain, Ints, Tokens
 from ponder.inference.engine import SLOTS, Checker, Engine, Floats, Full, Seen
+from ponder.inference.tries import Found, suppositions
 from ponder.model.reasoner import Reasoner
 
 RULES = {
@@ -35,27 +36,6 @@ SEARCH = 101
 """What these random numbers are for, beside the uses that ponder/rng.py lists."""
 SIZE = 0.16
 """Expected relative size of the noise, eta sqrt(width); the best of 0.04 to 0.8 on 4x4 and 6x6 Sudoku."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """The answer of each puzzle and what it cost."""
-
-    answers: Tokens
-    restart: Ints
-    """Which restart gave it; 0 is the plain run."""
-    steps: Ints
-    """The ACT step of that restart at which it did."""
-    confidence: Floats
-    """Its halting logit."""
-    accepted: Bools
-    """The checker's verdict; False everywhere where it was not asked."""
-    compute: Ints
-    """ACT steps of all restarts together."""
-
-    def of(self, puzzle: int) -> "Found":
-        """What was found of one puzzle."""
-        return Found(**{name: getattr(self, name)[puzzle : puzzle + 1] for name in self.__dataclass_fields__})
 
 
 def default_noise(model: Reasoner) -> float:
@@ -143,20 +123,6 @@ class _Side:
 
     def leave(self, puzzles: Ints) -> None:
         self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
-
-
-def suppositions(domain: Domain, puzzle: Tokens, logits: Floats, count: int) -> Tokens:
-    """[at most `count`, tokens] the puzzle with one more cell given: the two likeliest symbols of the cell that the
-    model is least sure about, then those of the next."""
-    cells, symbols = domain.open_cells(puzzle)
-    each = logits[np.ix_(cells, symbols)]
-    likely = np.argsort(-each, axis=1, kind="stable")[:, :2]
-    best = np.take_along_axis(each, likely, axis=1)
-    unsure = np.argsort(best[:, 0] - best[:, -1], kind="stable")
-    where, what = np.repeat(cells[unsure], likely.shape[1])[:count], symbols[likely[unsure]].ravel()[:count]
-    tries = np.repeat(puzzle[None], len(where), axis=0)
-    tries[np.arange(len(where)), where] = what
-    return tries
 
 
 def _supposing(make: Callable[[], Engine], inputs: Tokens, task_ids: Ints, keys: Ints) -> Found:

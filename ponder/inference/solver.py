@@ -16,12 +16,11 @@ from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.config.schema import ModelConfig, SearchPlan
 from ponder.domains.contract import Domain, Json, Tokens
-from ponder.inference.answers import Answer, Thought
+from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.weights import open_weights, zoo_names
 
 if TYPE_CHECKING:
     from ponder.inference.engine import Engine, Seen
-    from ponder.inference.search import Found
 
 
 class Unsolvable(UserError):
@@ -65,6 +64,9 @@ class Solver:
         self.search = (TRIES if self.domain.supposes else 0) if search is None else search
         if self.search and (why := self.domain.unverifiable):
             raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
+        self.patience = self.steps if steps is not None or not self.supposes(self.search) else self.config.max_steps
+        """ACT steps before a search begins: by supposition it begins where training ended, since the next try does more
+        for a puzzle than going on."""
 
     def open(self, model: str | Path, device: str) -> tuple[str, Domain, ModelConfig]:
         """Make it ready to think; its name, what it is for and what it is."""
@@ -72,6 +74,10 @@ class Solver:
         if self.opened.domain is None:
             raise UserError(f"{model} was imported and names no domain: import it again with --domain PRESET")
         return self.opened.name, self.opened.domain, self.opened.model.config
+
+    def supposes(self, tries: int) -> bool:
+        """Whether a search of so many tries fills in cells on trial."""
+        return tries > 0 and self.domain.supposes
 
     def read(self, puzzle: str | Json) -> Tokens:
         """The puzzle as tokens. Raises UserError where it is malformed or breaks the rules at first sight."""
@@ -86,7 +92,7 @@ class Solver:
         yield from self.think(self.read(puzzle))
 
     def think(self, inputs: Tokens) -> Iterator[Thought]:
-        engine = self.engine(slots=1)
+        engine = self.engine(1, self.patience)
         engine.admit(inputs)
         before = inputs
         while not engine.idle:
@@ -116,11 +122,11 @@ class Solver:
                 trace = traces[ticket]
                 trace.append(self.thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
 
-        self.engine(SLOTS).run(inputs, watch=watch)
+        self.engine(SLOTS, self.patience).run(inputs, watch=watch)
         found = self.searched(inputs, traces)
         return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
 
-    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> "dict[int, Found]":
+    def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, SecondThought]:
         """Of the puzzles whose last thought is refused, what a search finds, where one is asked for."""
         refused = np.array([i for i, trace in enumerate(traces) if not trace[-1].valid], dtype=np.int64)
         if not self.search or not len(refused):
@@ -129,18 +135,27 @@ class Solver:
 
         model = self.opened.model
         plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
-        if self.domain.supposes:
-            plan = replace(plan, steps=min(self.steps, self.config.max_steps), vary="suppose")
+        if self.supposes(self.search):
+            plan = replace(plan, steps=min(self.patience, self.config.max_steps), vary="suppose")
         found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
-        return {int(i): found.of(row) for row, i in enumerate(refused) if found.accepted[row]}
+        return {
+            int(i): SecondThought(
+                found.answers[row],
+                self._sure(found.confidence[row]),
+                tries=int(found.restart[row]),
+                steps=int(found.compute[row]) - (plan.steps if plan.vary == "suppose" else 0),  # the first run, again
+            )
+            for row, i in enumerate(refused)
+            if found.accepted[row]
+        }
 
     # The parts of `solve`, for those who run the engine themselves (`ponder serve` batches the puzzles of many clients)
 
-    def engine(self, slots: int) -> "Engine":
+    def engine(self, slots: int, steps: int) -> "Engine":
         from ponder.inference.engine import Checker, Engine, Full
 
         policy = Checker() if self.domain.checkable else Full()
-        return Engine(self.opened.model, self.domain, slots, policy, self.steps)
+        return Engine(self.opened.model, self.domain, slots, policy, steps)
 
     def thought(self, seen: "Seen", row: int, before: Tokens) -> Thought:
         confidence = self._sure(seen.confidence[row])
@@ -158,17 +173,16 @@ class Solver:
         return logits_of(self.opened.model, inputs, steps)
 
     def answer(
-        self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None, found: "Found | None" = None
+        self, inputs: Tokens, trace: Sequence[Thought], fallback: str | None = None, found: SecondThought | None = None
     ) -> Answer:
         """The last thought as an answer, or what a search `found`, or the exact one where that is refused and
         `fallback` (or the solver's) asks for it; and what there is to say about it."""
         last = trace[-1]
         tokens, verified, notes, confidence = last.answer, last.valid, list[str](), last.confidence
         if found is not None:
-            tokens, verified, confidence = found.answers[0], True, self._sure(found.confidence[0])
+            tokens, verified, confidence = found.answer, True, found.confidence
             how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
-            tries = f"try {found.restart[0]} of {self.search}, {found.compute[0]} more ACT steps"
-            notes.append(f"found by {how} ({tries})")
+            notes.append(f"found by {how} (try {found.tries}, {found.steps} more ACT steps)")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []
@@ -199,6 +213,7 @@ class Solver:
             steps=last.step,
             confidence=confidence,
             trace=tuple(trace),
+            tries=found.tries if found else 0,
         )
 
 

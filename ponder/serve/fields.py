@@ -17,6 +17,11 @@ class SolveRequest(BaseModel):
     )
     trace: bool = Field(default=False, description="the answer after every ACT step too")
     steps: int | None = Field(default=None, description="ACT steps at most; the model's own budget unless given")
+    search: int | None = Field(
+        default=None,
+        description="so many more tries at a puzzle whose answer is refused, each with a cell filled in that the model "
+        "is unsure about; default: some where puzzles have such cells (Sudoku) and no `steps` are given; 0: none",
+    )
     picture: bool = Field(default=False, description="in a stream: each answer as an SVG picture too")
 
 
@@ -40,7 +45,8 @@ class AnswerBody(BaseModel):
     verified: bool | None = Field(description="what the checker says: true, false, or null in a domain that has none")
     by: Literal["model", "exact"] = Field(description="the model, or the classical method of the fallback")
     note: str = Field(description="why the checker refuses it, or what else there is to know")
-    steps: int = Field(description="ACT steps taken")
+    steps: int = Field(description="ACT steps taken, those of a search aside")
+    tries: int = Field(description="which try of a search gave the answer; 0: none")
     confidence: float | None = Field(description="the model's own probability that the answer is right; null: none")
     trace: list[StepEvent] | None = Field(default=None, description="every step; only where `trace` was asked for")
 
@@ -59,6 +65,7 @@ class ModelBody(BaseModel):
     max_steps: int = Field(description="ACT steps it was trained with")
     halting: str = Field(description="halt, halt+continue: by confidence; asked: steps that a puzzle asks for; or none")
     budget: int = Field(description="the most that `steps` may be")
+    search: int = Field(description="tries that follow where an answer is refused, unless a request says otherwise")
     params: dict[str, Any] = Field(description="the domain's parameters, the size for one")
     card: dict[str, Any] | None = Field(description="what was measured, by which command; null: nobody did")
 

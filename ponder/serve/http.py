@@ -81,7 +81,7 @@ def make_app(
     @app.post("/v1/solve", response_model=AnswerBody, responses=ERRORS, summary="Solve a puzzle", openapi_extra=takes)
     async def solve(request: Request) -> Response:
         wanted = await _read(request)
-        work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps)
+        work = service.solve(wanted.model, wanted.puzzle, wanted.fallback, wanted.steps, wanted.search)
         answer = await _while_there(request.receive, work)
         return Response(status_code=GONE) if answer is None else json_response(answer.as_data(trace=wanted.trace))
 
@@ -96,7 +96,7 @@ def make_app(
     async def stream(request: Request) -> Response:
         wanted = await _read(request)
         solver, inputs = service.read(wanted.model, wanted.puzzle)
-        items = service.stream(solver.name, wanted.puzzle, wanted.fallback, wanted.steps)
+        items = service.stream(solver.name, wanted.puzzle, wanted.fallback, wanted.steps, wanted.search)
 
         async def events() -> AsyncIterator[tuple[str, Any]]:
             async with aclosing(items):  # type: ignore[type-var]

@@ -86,6 +86,7 @@ def about_model(solver: Solver) -> dict[str, Any]:
         "halting": solver.opened.model.config.halting,
         "max_steps": solver.opened.model.config.max_steps,
         "budget": solver.steps,
+        "search": solver.search,
         "params": domain.params.model_dump(mode="json"),
         "card": read_json(card) if card.is_file() else None,
     }

@@ -2,6 +2,7 @@
 
 One thread does the models' work: at each of its turns every model that has puzzles advances by one ACT step. A puzzle
 that came meanwhile takes a free slot; one that is finished, no longer wanted or at the end of its own budget leaves.
+One whose answer is refused may come back with a cell filled in on trial, which takes the slot that it left.
 Exact checks and fallbacks, which may take longer than a step, run in a small pool beside it. The event loop only
 passes puzzles in and answers out.
 """
@@ -19,8 +20,10 @@ from types import TracebackType
 
 from ponder.base.errors import UserError, unknown
 from ponder.domains.contract import Json, Tokens
-from ponder.inference.answers import Answer, Thought
+from ponder.inference.answers import Answer, SecondThought, Thought
+from ponder.inference.engine import Seen
 from ponder.inference.solver import Shelf, Solver
+from ponder.inference.tries import suppositions
 from ponder.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -28,6 +31,8 @@ log = logging.getLogger(__name__)
 SLOTS = 64
 QUEUE = 512
 TIMEOUT = 60.0
+SEARCH = 64
+"""Suppositions that a client may ask for."""
 CHECKERS = 2
 """Threads for exact checks: a puzzle that takes long there does not hold up the others."""
 SWITCH = 0.0005
@@ -59,11 +64,19 @@ class _Job:
     inputs: Tokens
     budget: int
     fallback: str | None
+    tries: int
+    """Suppositions at most, should the answer be refused."""
     watched: bool
     """Whether the client wants every thought, not only the answer."""
     deadline: float
     out: asyncio.Queue[Thought | Answer | Exception] = field(default_factory=asyncio.Queue)
     trace: list[Thought] = field(default_factory=list)
+    supposed: Tokens | None = None
+    """[tries, tokens] the suppositions, once the plain run was refused."""
+    tried: int = 0
+    steps: int = 0
+    """ACT steps of the tries."""
+    found: SecondThought | None = None
     over: bool = False
     """Answered, or no longer wanted. Set by the event loop alone, and never taken back."""
 
@@ -73,7 +86,7 @@ class _Desk:
 
     def __init__(self, solver: Solver, slots: int) -> None:
         self.solver = solver
-        self.engine = solver.engine(slots)
+        self.engine = solver.engine(slots, solver.steps)
         self.waiting: deque[_Job] = deque()
         """Shared by both threads: touch it only while holding the service's lock."""
         self.seated: dict[int, _Job] = {}
@@ -126,10 +139,15 @@ class Service:
     # For the clients, on the event loop -----------------------------------------------------------------------------
 
     async def solve(
-        self, wanted: str, puzzle: str | Json, fallback: str | None = None, steps: int | None = None
+        self,
+        wanted: str,
+        puzzle: str | Json,
+        fallback: str | None = None,
+        steps: int | None = None,
+        search: int | None = None,
     ) -> Answer:
         """The answer of the model of that name, or of the first model of that domain that reads the puzzle."""
-        job = self._accept(wanted, puzzle, fallback, steps, watched=False)
+        job = self._accept(wanted, puzzle, fallback, steps, search, watched=False)
         try:
             answer = await self._next(job)
             assert isinstance(answer, Answer)
@@ -138,10 +156,15 @@ class Service:
             self._leave(job)
 
     def stream(
-        self, wanted: str, puzzle: str | Json, fallback: str | None = None, steps: int | None = None
+        self,
+        wanted: str,
+        puzzle: str | Json,
+        fallback: str | None = None,
+        steps: int | None = None,
+        search: int | None = None,
     ) -> AsyncIterator[Thought | Answer]:
         """Every thought on the way, and the answer at last. A puzzle that is refused is refused by this call."""
-        return self._items(self._accept(wanted, puzzle, fallback, steps, watched=True))
+        return self._items(self._accept(wanted, puzzle, fallback, steps, search, watched=True))
 
     def read(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
         """Who answers, and the puzzle as it reads it."""
@@ -164,7 +187,15 @@ class Service:
         """Model -> slots in use."""
         return {name: len(desk.seated) for name, desk in self.desks.items()}
 
-    def _accept(self, wanted: str, puzzle: str | Json, fallback: str | None, steps: int | None, watched: bool) -> _Job:
+    def _accept(
+        self,
+        wanted: str,
+        puzzle: str | Json,
+        fallback: str | None,
+        steps: int | None,
+        search: int | None,
+        watched: bool,
+    ) -> _Job:
         if fallback not in (None, "exact"):
             raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
         solver, inputs = self.read(wanted, puzzle)
@@ -172,13 +203,20 @@ class Service:
             raise UserError(f"{solver.domain.name} has no exact solver: leave out fallback")
         if steps is not None and not 1 <= steps <= solver.steps:
             raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
+        if search is not None and not 0 <= search <= SEARCH:
+            raise UserError(f"search {search} is out of range: give 0 for none, to {SEARCH} tries")
+        if search and not solver.domain.supposes:
+            raise UserError(f"{solver.domain.name} has no cells to fill in on trial: leave out search")
         if not self.open:
             raise Busy("this server is shutting down")
         desk = self.desks[solver.name]
         room = self.slots + self.queue
         if desk.under_way >= room:
             raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
-        job = _Job(desk, inputs, steps or solver.steps, fallback, watched, self.loop.time() + self.timeout)
+        # Who asks for so many steps gets no more of them by a search that was not asked for.
+        tries = search if search is not None else solver.search if steps is None and solver.domain.supposes else 0
+        budget = steps or (solver.config.max_steps if tries else solver.steps)
+        job = _Job(desk, inputs, budget, fallback, tries, watched, self.loop.time() + self.timeout)
         desk.under_way += 1
         with self.wake:
             desk.waiting.append(job)
@@ -243,7 +281,7 @@ class Service:
                 except Exception as error:
                     log.exception("%s failed; its puzzles are lost", desk.solver.name)
                     lost, desk.seated = desk.seated, {}
-                    desk.engine = desk.solver.engine(self.slots)
+                    desk.engine = desk.solver.engine(self.slots, desk.solver.steps)
                     self._post([(job, Failed(f"{desk.solver.name} failed: {error}")) for job in lost.values()])
 
     def _turn(self, desk: _Desk) -> None:
@@ -251,7 +289,9 @@ class Service:
         solver, engine, seated = desk.solver, desk.engine, desk.seated
         unwanted = [ticket for ticket, job in seated.items() if job.over]
         if unwanted:
-            self._free(desk, unwanted)
+            engine.drop(unwanted)
+            for ticket in unwanted:
+                del seated[ticket]
         with self.wake:
             while desk.waiting and len(seated) < self.slots:
                 job = desk.waiting.popleft()
@@ -262,20 +302,34 @@ class Service:
         seen, done = engine.advance()
         thoughts: list[tuple[_Job, Thought | Answer | Exception]] = []
         finished: list[_Job] = []
+        again: list[_Job] = []
         enough: list[int] = []
         for row, ticket in enumerate(seen.tickets.tolist()):
             job = seated[ticket]
             thought = solver.thought(seen, row, job.trace[-1].answer if job.trace else job.inputs)
-            job.trace.append(thought)
-            if job.watched:
-                thoughts.append((job, thought))
-            if done[row]:
-                finished.append(seated.pop(ticket))
-            elif thought.step >= job.budget:
-                finished.append(job)
+            if job.tried:
+                job.steps += 1
+            else:
+                job.trace.append(thought)
+                if job.watched:
+                    thoughts.append((job, thought))
+            if not done[row] and thought.step < job.budget:
+                continue
+            if not done[row]:
                 enough.append(ticket)
+            elif job.tried and thought.valid:
+                job.found = SecondThought(thought.answer, thought.confidence, job.tried, job.steps)
+            if thought.valid or not self._supposes(job, seen, row):
+                finished.append(job)
+            else:
+                again.append(job)
+            del seated[ticket]
         if enough:
-            self._free(desk, enough)
+            engine.drop(enough)
+        for job in again:
+            assert job.supposed is not None
+            job.tried += 1
+            seated[engine.admit(job.supposed[job.tried - 1])] = job
         self.metrics.steps.add(solver.name, by=len(seen.tickets))
         self.metrics.turns.add(solver.name)
         self.metrics.working.add(solver.name, by=time.perf_counter() - began)
@@ -284,16 +338,18 @@ class Service:
         for job in finished:
             self.pool.submit(self._finish, job)
 
-    def _free(self, desk: _Desk, tickets: list[int]) -> None:
-        desk.engine.drop(tickets)
-        for ticket in tickets:
-            del desk.seated[ticket]
+    def _supposes(self, job: _Job, seen: Seen, row: int) -> bool:
+        """Whether there is one more supposition to try. The logits of the plain run's last step say which there are."""
+        if job.tries and job.supposed is None:
+            logits = seen.logits[row].float().cpu().numpy()
+            job.supposed = suppositions(job.desk.solver.domain, job.inputs, logits, job.tries)
+        return job.supposed is not None and job.tried < len(job.supposed)
 
     def _finish(self, job: _Job) -> None:
         if job.over:
             return
         try:
-            self._post([(job, job.desk.solver.answer(job.inputs, job.trace, job.fallback))])
+            self._post([(job, job.desk.solver.answer(job.inputs, job.trace, job.fallback, job.found))])
         except Exception as error:
             log.exception("%s could not finish an answer", job.desk.solver.name)
             self._post([(job, Failed(f"{job.desk.solver.name} failed: {error}"))])

@@ -34,7 +34,7 @@ def write_site(out: Path, models: Sequence[str] | None, ort: Path | None, say: C
     if out.exists() and not (out / "static" / "local.js").exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists and is no site of ponder: give a new or an empty folder")
     runtime = runtime_parts(ort)
-    shelf = Shelf(models)
+    shelf = Shelf(models, search=None)
     ruled = [solver for solver in shelf.solvers if solver.domain.name in RULED]
     for solver in shelf.solvers:
         if solver not in ruled:

@@ -21,7 +21,8 @@ from ponder.domains.contract import Batch, Ints, Tokens
 from ponder.evaluation.search import breadths, report
 from ponder.evaluation.subject import Subject
 from ponder.inference.engine import Checker, Engine, Full, logits_of
-from ponder.inference.search import Found, restart_keys, search, suppositions
+from ponder.inference.search import restart_keys, search
+from ponder.inference.tries import Found, suppositions
 from ponder.inference.weights import Opened, open_weights
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States

@@ -299,7 +299,7 @@ def test_a_search_finds_answers_that_the_first_trajectory_misses(capsys: pytest.
     assert missed and found
     for answer in found:
         assert is_solved_sudoku(plain.domain.format(answer.inputs), answer.text, 6, (2, 3))
-        assert re.fullmatch(r"found by supposing one more cell \(try [1-8] of 8, \d+ more ACT steps\)", answer.note)
+        assert re.fullmatch(r"found by supposing one more cell \(try [1-8], \d+ more ACT steps\)", answer.note)
     puzzle = plain.domain.format(found[0].inputs)
     code, out, _ = run(capsys, "sudoku-6x6", puzzle, "--steps", "2", "--search", "8")
     assert code == 0 and "found by supposing" in out

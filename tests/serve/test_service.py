@@ -12,7 +12,7 @@ import pytest
 
 from ponder.base.errors import UserError
 from ponder.inference.answers import Answer, Thought
-from ponder.inference.solver import Shelf
+from ponder.inference.solver import TRIES, Shelf, Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown, _Job
 from tests.support.serving import GOOD
 
@@ -99,6 +99,57 @@ def test_a_slow_exact_check_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> 
             gate.set()
             answer = await late
             assert answer.verified and "several solutions" in answer.note
+
+    asyncio.run(run())
+
+
+def test_a_refused_puzzle_comes_back_with_a_cell_filled_in_on_trial() -> None:
+    """In the batch with all others; and what it gets is what a Solver finds."""
+    solver = Solver("sudoku-6x6", steps=2, search=8)
+    asked = [solver.domain.format(row) for row in solver.domain.sample(5, 40)[0]]
+    alone = solver.solve_many(asked)
+    assert sum(answer.tries > 0 for answer in alone) > 4
+
+    async def run() -> None:
+        async with Service(Shelf(["sudoku-6x6"]), slots=7) as service:
+            found = await asyncio.gather(*(service.solve("sudoku", each, steps=2, search=8) for each in asked))
+            for answer in found:
+                assert answer.steps <= 2 and answer.verified == solver.domain.check(
+                    answer.inputs[None], answer.tokens[None]
+                )
+            same = [(a.text, a.tries, a.note) == (b.text, b.tries, b.note) for a, b in zip(found, alone, strict=True)]
+            assert sum(same) >= 38  # a batch of another size rounds otherwise
+            searched = next(puzzle for puzzle, answer in zip(asked, found, strict=True) if answer.tries)
+            *thoughts, last = await collect(service.stream("sudoku", searched, steps=2, search=8))
+            assert [i.step for i in thoughts if isinstance(i, Thought)] == [1, 2]
+            assert isinstance(last, Answer) and last.verified and last.tries and len(last.trace) == 2
+            for how in ({"steps": 2}, {"steps": 2, "search": 0}):
+                plain = await service.solve("sudoku", searched, **how)
+                assert not plain.verified and plain.tries == 0 and plain.steps == 2, "only where it is asked for"
+            for tries in (-1, 65):
+                with pytest.raises(UserError, match=f"search {tries} is out of range"):
+                    await service.solve("sudoku", searched, search=tries)
+            assert service.desks["sudoku-6x6"].under_way == 0 and service.seated["sudoku-6x6"] == 0
+        async with Service(Shelf(["maze-7x7"])) as service:
+            maze = service.shelf["maze-7x7"].domain
+            with pytest.raises(UserError, match="no cells to fill in"):
+                await service.solve("maze", maze.format(maze.sample(0, 1)[0][0]), search=1)
+
+    asyncio.run(run())
+
+
+def test_a_service_searches_by_itself_where_its_shelf_does() -> None:
+    shelf = Shelf(["sudoku-6x6"], search=None)
+    solver = shelf["sudoku-6x6"]
+    assert solver.search == TRIES and solver.patience == solver.config.max_steps < solver.steps
+    puzzles = [solver.domain.format(row) for row in solver.domain.sample(7, 300)[0]]
+    refused = [a for a in Solver("sudoku-6x6", steps=solver.patience).solve_many(puzzles) if not a.verified]
+
+    async def run() -> None:
+        async with Service(shelf) as service:
+            answers = [await service.solve("sudoku", solver.domain.format(each.inputs)) for each in refused]
+            assert answers and all(answer.steps == solver.patience for answer in answers if answer.tries)
+            assert sum(answer.tries > 0 for answer in answers) >= len(answers) / 2
 
     asyncio.run(run())
 

@@ -36,17 +36,24 @@ export class Local {
     if (wrong) throw new Error(`this puzzle has no solution: ${wrong}`);
     if (steps !== null && !(steps >= 1 && steps <= model.budget)) throw new Error(`steps ${steps} is out of range: ${name} takes 1 to ${model.budget}`);
     const { run, start } = await this.#network(model);
-    let state = start;
-    for (let step = 1; ; step += 1) {
-      const out = await run(inputs, state, step - 1);
-      await new Promise((resolve) => setTimeout(resolve)); // the page draws, and hears whoever presses Stop
-      signal.throwIfAborted();
-      state = out.state;
-      const valid = rules.check(inputs, out.answer);
-      onStep({ step, answer: rules.json(inputs, out.answer), confidence: out.confidence, valid });
-      // A puzzle that asks for so many steps gets them; any other ends when the checker accepts.
-      if ((out.over ?? valid) || step >= (steps ?? model.budget)) return concluded(rules, inputs, { ...out, step, valid }, fallback);
-    }
+    const tries = steps === null ? model.search : 0;
+    const limit = steps ?? (tries ? model.max_steps : model.budget);
+    const think = async (tokens, watch = () => {}) => {
+      let state = start;
+      for (let step = 1; ; step += 1) {
+        const out = await run(tokens, state, step - 1);
+        await new Promise((resolve) => setTimeout(resolve)); // the page draws, and hears whoever presses Stop
+        signal.throwIfAborted();
+        state = out.state;
+        const valid = rules.check(tokens, out.answer);
+        watch({ step, answer: rules.json(tokens, out.answer), confidence: out.confidence, valid });
+        // A puzzle that asks for so many steps gets them; any other ends when the checker accepts.
+        if ((out.over ?? valid) || step >= limit) return { ...out, step, valid };
+      }
+    };
+    const first = await think(inputs, onStep);
+    const found = first.valid || !tries ? null : await supposing(rules.suppositions(inputs, first.logits, tries), think);
+    return concluded(rules, inputs, first, fallback, found);
   }
 
   async #runtime() {
@@ -84,6 +91,7 @@ export class Local {
       const next = Object.entries(graph.carry).map(([name, made]) => [name, out[made]]);
       return {
         answer: best(out.logits),
+        logits: out.logits,
         confidence: out.q_halt ? round(1 / (1 + Math.exp(-out.q_halt.data[0]))) : null,
         // A model without states says the same at every step: it takes one.
         over: out.over ? Boolean(out.over.data[0]) : next.length ? null : true,
@@ -109,10 +117,24 @@ function best({ data, dims }) {
   });
 }
 
-// The last step as an answer, or the exact one where it is refused and was asked for; and what there is to say about it.
-function concluded(rules, inputs, { answer, step, confidence, valid }, fallback) {
+// One more cell filled in on trial, one supposition after the other; null where none leads to an answer that is accepted.
+async function supposing(supposed, think) {
+  let taken = 0;
+  for (const [i, tokens] of supposed.entries()) {
+    const { answer, confidence, step, valid } = await think(tokens);
+    taken += step;
+    if (valid) return { answer, confidence, tries: i + 1, taken };
+  }
+  return null;
+}
+
+// The last step as an answer, or what a search found, or the exact one where it is refused and was asked for; and what there
+// is to say about it.
+function concluded(rules, inputs, first, fallback, found) {
+  const step = first.step;
+  const { answer, confidence, valid } = found ? { ...found, valid: true } : first;
   const known = rules.solutions(inputs, 2);
-  const notes = [];
+  const notes = found ? [`found by supposing one more cell (try ${found.tries}, ${found.taken} more ACT steps)`] : [];
   let [given, verified, by] = [answer, valid, "model"];
   if (known !== null && !known.length) notes.push("this puzzle has no solution");
   else if (!valid) {
@@ -120,7 +142,7 @@ function concluded(rules, inputs, { answer, step, confidence, valid }, fallback)
     if (known !== null && fallback) [given, verified, by] = [known[0], true, "exact"];
   }
   if (known?.length > 1) notes.push(`several solutions exist${verified ? ", this is one of them" : ""}`);
-  return { answer: rules.json(inputs, given), text: rules.text(inputs, given), verified, by, note: notes.join("; "), steps: step, confidence };
+  return { answer: rules.json(inputs, given), text: rules.text(inputs, given), verified, by, note: notes.join("; "), steps: step, tries: found?.tries ?? 0, confidence };
 }
 
 function round(value) {

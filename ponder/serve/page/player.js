@@ -62,7 +62,7 @@ export class Player {
   go(at) {
     this.at = at;
     $("slider").value = at;
-    // The first step fills, the exact solver starts afresh: only a step after a step changes its mind.
+    // The first step fills, a search and the exact solver start afresh: only a step after a step changes its mind.
     const [frame, previous] = [this.frames[at], this.frames[at - 1]];
     const before = frame.kind === "step" && previous.kind === "step" ? previous.answer : null;
     const changes = this.render(frame, before, this.timer !== null || !this.complete);
@@ -93,7 +93,7 @@ export class Player {
   #label() {
     const frame = this.frames[this.at];
     const steps = this.frames.filter(({ kind }) => kind === "step").length;
-    const where = { puzzle: "The puzzle", exact: "Exact solver", step: `Step ${frame.step} of ${steps}` }[frame.kind];
+    const where = { puzzle: "The puzzle", exact: "Exact solver", supposed: "One more cell supposed", step: `Step ${frame.step} of ${steps}` }[frame.kind];
     $("where").textContent = where;
     $("slider").setAttribute("aria-valuetext", where);
     $("play").textContent = this.timer === null ? (this.at === this.last ? "Replay" : "Play") : "Pause";
@@ -112,7 +112,7 @@ export class Player {
       const valid = frame.kind === "exact" ? "exact" : frame.valid ? "valid" : frame.valid === false ? "refused" : "unjudged";
       const bar = h("span", { class: `bar ${frame.kind} ${valid}${this.complete && i === halted ? " halt" : ""}` });
       bar.style.setProperty("--at", this.last ? i / this.last : 0);
-      bar.style.setProperty("--confidence", frame.kind === "step" ? (frame.confidence ?? 0) : 0);
+      bar.style.setProperty("--confidence", ["step", "supposed"].includes(frame.kind) ? (frame.confidence ?? 0) : 0);
       return bar;
     });
     $("strip").replaceChildren(...bars);

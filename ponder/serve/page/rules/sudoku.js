@@ -39,6 +39,20 @@ export class SudokuRules extends GridRules {
     return "";
   }
 
+  // The puzzle with one more cell given, at most `count` times: the two likeliest symbols of the cell that the model is least
+  // sure about, then those of the next.
+  suppositions(inputs, { data, dims }, count) {
+    const open = inputs.flatMap((token, cell) => (token === EMPTY ? [cell] : []));
+    const likely = open.map((cell) => {
+      const row = data.subarray(cell * dims[2] + FIRST, cell * dims[2] + FIRST + this.size);
+      const [first, second] = [...row.keys()].sort((a, b) => row[b] - row[a]);
+      return { cell, digits: [first, second], apart: row[first] - row[second] };
+    });
+    likely.sort((a, b) => a.apart - b.apart);
+    const pairs = likely.flatMap(({ cell, digits }) => digits.map((digit) => inputs.with(cell, digit + FIRST)));
+    return pairs.slice(0, count);
+  }
+
   check(inputs, answer) {
     const kept = inputs.every((token, i) => token < FIRST || token === answer[i]);
     return kept && answer.every((token) => token >= FIRST) && this.conflicts(answer) === "";
