@@ -53,7 +53,7 @@ def update(preset: str, **train: Any) -> Work:
     source, depth = ArraySource({"inputs": cells, "labels": cells}), loop.Depth.at(config, 1, 1)
 
     def work() -> None:
-        loop.apply_gradients(run, loop.gather_gradients(run, source, depth, None, HERE, "float32"), 1.0, HERE)
+        loop.apply_gradients(run, loop.gather_gradients(run, source, depth, None, HERE, "float32"), 1.0)
 
     return work
 

@@ -307,7 +307,7 @@ def profile_update(preset: str, model: str | None, changes: dict[str, Any], roun
 
     def update() -> None:
         gathered = train.gather_gradients(run, source, depth, None, here, "float32")
-        train.apply_gradients(run, gathered, 1.0, here)
+        train.apply_gradients(run, gathered, 1.0)
 
     for _ in range(5):  # memory settles
         update()

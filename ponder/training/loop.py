@@ -185,7 +185,9 @@ def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:
 class Gathered:
     """What the micro-steps of one update came to; the gradients themselves are in the weights' flat tensor."""
 
-    moments: list[Moment]
+    ids: Tensor
+    rows: Tensor
+    """Of the puzzle table: gradients of the rows that examples of all ranks used."""
     norm: float
     """Of the gradient, before clipping."""
     sums: dict[str, float]
@@ -210,12 +212,18 @@ def gather_gradients(
         slots = run.slots[micro % len(run.slots)]
         refill(slots, run.model, source, config, pool)
         moments.append(micro_step(slots, run.model, config, depth, runtime, precision))
-    runtime.sum_([run.weights.grad])
-    norm = clip(run.weights.grad, config.train.clip)
+    ids, rows = torch.cat([m.task_ids for m in moments]), torch.cat([m.row_grads for m in moments])
     names = list(moments[0].sums)
     total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
     total = torch.cat((total.new_full((1,), stopping), total))
-    runtime.sum_([total])
+    if len(run.model.table) == 1:  # one message for all there is: ranks that meet wait for each other
+        ids, rows = ids[:1], rows.float().sum(dim=0, keepdim=True)
+        runtime.sum_([run.weights.grad, total, rows])
+    else:
+        runtime.sum_([run.weights.grad, total])
+        if config.train.table_lr > 0:
+            ids, rows = runtime.gather(ids), runtime.gather(rows)
+    norm = clip(run.weights.grad, config.train.clip)
     done = torch.cat([slots.done for slots in run.slots])
     values = read(torch.cat((norm.float()[None], total, done.float())))
     first = 2 + len(names)
@@ -223,7 +231,7 @@ def gather_gradients(
         slots.known = values[first : first + len(slots.ids)] > 0
         first += len(slots.ids)
     sums = dict(zip(names, values[2:].tolist(), strict=False))
-    return Gathered(moments, float(values[0]), sums, float(values[1]))
+    return Gathered(ids, rows, float(values[0]), sums, float(values[1]))
 
 
 def read(values: Tensor) -> npt.NDArray[np.float32]:
@@ -232,13 +240,12 @@ def read(values: Tensor) -> npt.NDArray[np.float32]:
     return out
 
 
-def apply_gradients(run: Run, gathered: Gathered, factor: float, runtime: Runtime) -> None:
+def apply_gradients(run: Run, gathered: Gathered, factor: float) -> None:
     train = run.config.train
     run.optimiser.update(train.lr * factor)
     run.update = run.optimiser.t
     if train.table_lr > 0:
-        ids, grads = ([getattr(m, name) for m in gathered.moments] for name in ("task_ids", "row_grads"))
-        run.table.update(torch.cat(ids), torch.cat(grads), train.table_lr * factor, run.update, runtime)
+        run.table.update(gathered.ids, gathered.rows, train.table_lr * factor, run.update)
     if run.average is not None:
         run.average.update(run.weights)
 
@@ -302,7 +309,7 @@ def train(
             if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
                 raise UserError(_not_finite(run.update, norm, sums, checkpoints))
             factor = schedule(run.update)
-            apply_gradients(run, gathered, factor, runtime)
+            apply_gradients(run, gathered, factor)
             now = time.perf_counter()
             run.seconds = spent_before + now - began
             run.update_seconds += runtime.clock() - update_began

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ponder.base.runtime import Runtime
 from ponder.config.schema import TrainConfig
 from ponder.model.reasoner import Reasoner
 
@@ -93,9 +92,8 @@ class PuzzleTable:
         """The update up to which each row's average is right."""
 
     @torch.no_grad()
-    def update(self, ids: Tensor, grads: Tensor, lr: float, t: int, runtime: Runtime) -> None:
+    def update(self, rows: Tensor, grads: Tensor, lr: float, t: int) -> None:
         """Gradients of one id are summed over the whole global batch before the sign is taken."""
-        rows, grads = runtime.gather(ids), runtime.gather(grads)
         # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would make
         # the host wait for the number of ids.)
         place = torch.searchsorted(rows.sort().values, rows)

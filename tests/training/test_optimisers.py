@@ -6,14 +6,12 @@ import math
 import pytest
 import torch
 
-from ponder.base.runtime import Runtime
 from ponder.config.schema import ModelConfig, TrainConfig
 from ponder.model.reasoner import Reasoner
 from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip, swapped, undecayed
 from tests.support.rounding import EPS, FORMULA, apart
 
 pytestmark = pytest.mark.numeric
-HERE = Runtime(torch.device("cpu"))
 
 
 def small(**kwargs: object) -> Reasoner:
@@ -103,7 +101,7 @@ def test_table_touches_only_the_rows_of_the_batch_and_sums_before_the_sign() -> 
     table = PuzzleTable(model, TrainConfig.model_validate({"updates": 1, "weight_decay": 0.1, "ema": 0.9}))
     ids = torch.tensor([3, 1, 3])
     grads = torch.stack([torch.full((8,), 1.0), torch.full((8,), -2.0), torch.full((8,), -3.0)])
-    table.update(ids, grads, lr=0.01, t=1, runtime=HERE)
+    table.update(ids, grads, lr=0.01, t=1)
     for row in (0, 2, 4, 5):
         assert torch.equal(model.table[row], start[row])
     for row in (1, 3):  # 1 - 3 < 0
@@ -118,7 +116,7 @@ def test_lazy_average_of_the_table_equals_the_plain_one() -> None:
     generator = torch.Generator().manual_seed(0)
     for t in range(1, 12):
         ids = torch.randint(0, 6, (2,), generator=generator)
-        table.update(ids, torch.randn(2, 8, generator=generator), 0.05, t, HERE)
+        table.update(ids, torch.randn(2, 8, generator=generator), 0.05, t)
         plain = 0.9 * plain + 0.1 * model.table
         assert apart(table.averaged(t), plain) < 4 * t * EPS  # a few operations for each update
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,7 +23,7 @@ from tests.conftest import tiny
 def update(run: Run, dataset: Dataset, runtime: Runtime) -> None:
     depth = Depth.at(run.config, run.update, updates=24)
     gathered = gather_gradients(run, dataset.source("train"), depth, None, runtime, "float32")
-    apply_gradients(run, gathered, 1.0, runtime)
+    apply_gradients(run, gathered, 1.0)
 
 
 @pytest.fixture
@@ -72,6 +73,30 @@ def test_what_the_host_knows_is_what_the_device_decided(dataset: Dataset) -> Non
         for slots in run.slots:
             assert slots.known is not None
             assert (slots.known == slots.done.numpy()).all()
+
+
+def test_ranks_meet_once_per_update_where_the_puzzle_table_has_one_row(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And twice more, for ids and gradients, where they share no row."""
+    meetings: list[str] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda flat: meetings.append("sum"))
+
+    def gathered(parts: list[Tensor], mine: Tensor) -> None:
+        meetings.append("gather")
+        for part in parts:
+            part.copy_(mine)
+
+    monkeypatch.setattr(dist, "all_gather", gathered)
+    two = Runtime(torch.device("cpu"), 0, 2)
+    run = new_run(tiny(), dataset.domain, two, torch.float32)
+    assert len(run.model.table) == 1
+    update(run, dataset, two)
+    assert meetings == ["sum"]
+    monkeypatch.setattr(run.model, "table", run.model.table.repeat(3, 1))
+    meetings.clear()
+    update(run, dataset, two)
+    assert meetings == ["sum", "gather", "gather"]
 
 
 class Largest(TorchDispatchMode):
