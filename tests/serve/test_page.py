@@ -53,10 +53,12 @@ def test_random_puzzles(open_page: Open) -> None:
 
 
 def test_slider_shows_every_step(open_page: Open, page_server: str) -> None:
-    said = answered(page_server, "sudoku-wrong")
+    said = answered(page_server, "sudoku-wrong", steps=8)
     answers = [[str(digit or "?") for row in thought["answer"]["grid"] for digit in row] for thought in said["trace"]]
     assert len(answers) == 8 and any(a != b for a, b in zip(answers[1:], answers, strict=False))
     page = open_page("sudoku-wrong")
+    page.locator(".options summary").click()
+    page.get_by_label("Steps at most").fill("8")
     page.get_by_role("button", name="Solve").click()
     expect(page.locator("#headline")).to_have_text("Not correct")
     slider = page.get_by_role("slider")
@@ -78,6 +80,8 @@ def test_slider_shows_every_step(open_page: Open, page_server: str) -> None:
 
 def test_play_and_pause(open_page: Open) -> None:
     page = open_page("sudoku-wrong", reduced_motion="no-preference")
+    page.locator(".options summary").click()
+    page.get_by_label("Steps at most").fill("8")
     page.clock.install(time=0)
     page.clock.pause_at(1000)  # from here on it is later only when the test says so
     page.get_by_role("button", name="Solve").click()

@@ -110,7 +110,7 @@ SOLVE = """async ([name, puzzles, fallback, steps]) => {
 def answers_alike(page: Page, name: str, count: int, steps: int | None = None) -> None:
     """That the browser answers like the Solver, step by step, wherever rounding cannot be why it does not: where nudges
     of all weights, larger than rounding, change no answer on the way."""
-    solver = Solver(name, steps=steps)
+    solver = Solver(name, steps=steps, search=None if steps is None else 0)
     inputs = [*solver.domain.sample(11, count)[0], *map(solver.domain.parse, MORE.get(name, []))]
     here = page.evaluate(SOLVE, [name, [solver.domain.format(each) for each in inputs], None, steps])
     plain = [answer.as_data(trace=True) for answer in solver.solve_tokens(inputs)]
@@ -120,11 +120,11 @@ def answers_alike(page: Page, name: str, count: int, steps: int | None = None) -
             nudges.append([answer.as_data(trace=True) for answer in solver.solve_tokens(inputs)])
     compared = 0
     for theirs, wanted, *moved in zip(here, plain, *nudges, strict=True):
-        if any(answers(each) != answers(wanted) for each in moved):
+        if any((answers(each), each["note"]) != (answers(wanted), wanted["note"]) for each in moved):
             continue
         compared += 1
         assert answers(theirs) == answers(wanted)
-        for key in ("answer", "text", "verified", "by", "note", "steps"):
+        for key in ("answer", "text", "verified", "by", "note", "steps", "tries"):
             assert theirs[key] == wanted[key], f"{key} of {wanted['puzzle']}"
         sure = [[step["confidence"] for step in each["trace"]] for each in (theirs, wanted, *moved)]
         if None in sure[1]:
@@ -143,6 +143,22 @@ def answers(answered: dict[str, Any]) -> list[tuple[int, Any, bool]]:
 def test_the_same_answers_as_the_solver(chromium: Browser, site: str, name: str) -> None:
     with opened(chromium, site) as page:
         answers_alike(page, name, 5, steps=8)
+
+
+def test_a_refused_puzzle_is_supposed_about(chromium: Browser, site: str) -> None:
+    solver = Solver("sudoku-9x9", search=None)
+    found = [each for each in solver.solve_tokens(list(solver.domain.sample(12, 60)[0])) if each.tries]
+    puzzle = solver.domain.format(min(found, key=lambda each: each.tries).inputs)
+    with opened(chromium, site, "#" + urlencode({"model": "sudoku-9x9", "puzzle": puzzle})) as page:
+        page.get_by_role("button", name="Solve").click()
+        expect(page.locator("#headline")).to_have_text("Checked: correct")
+        expect(page.locator("#detail")).to_contain_text("ound by supposing one more cell (try")
+        expect(page.locator("#where")).to_have_text("One more cell supposed")
+        expect(page.locator("#halting")).to_contain_text("cells were filled in on trial")
+        page.get_by_role("slider").fill(str(solver.patience))
+        expect(page.locator("#verdict")).not_to_contain_text("correct")
+        (answer,) = page.evaluate(SOLVE, ["sudoku-9x9", [puzzle], None, solver.patience])
+        assert not answer["verified"] and answer["tries"] == 0, "whoever gives a number of steps gets no more"
 
 
 @pytest.mark.slow
