@@ -84,6 +84,7 @@ function conclude() {
   const note = words(answer.note);
   const sure = confidence === null ? "" : ` at ${percent(confidence, 1)} confidence`;
   if (by === "exact") say("exact", "Answered by exact solver", sentence(note));
+  else if (verified && answer.tries) say("good", "Checked: correct", [`The first answer, after ${count(steps, "step")}, was refused.`, sentence(note)].join(" "));
   else if (verified) say("good", "Checked: correct", [`The model answered in ${count(steps, "step")}${sure}.`, sentence(note)].join(" "));
   else if (verified === false) say("bad", "Not correct", [sentence(note), `${count(steps, "step")}${sure}.`].join(" "));
   else say("idle", "Not checked", `This domain has no checker. The model answered in ${count(steps, "step")}${sure}.`);
