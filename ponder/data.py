@@ -7,6 +7,7 @@ under another name and renamed, so that one under its own name is complete.
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -175,7 +176,8 @@ class Dataset:
             try:
                 if not file.is_file():  # a pipe would keep us waiting
                     raise FileNotFoundError
-                array = np.load(file, mmap_mode="r")
+                with warnings.catch_warnings(action="ignore"):  # numpy's, of a header that Python 2 might have written
+                    array = np.load(file, mmap_mode="r")
             except Exception:  # a damaged header goes through Python's own tokenizer, whose errors are of many kinds
                 raise UserError(f"{file} is missing or damaged: delete {self.path} and build again") from None
             if not isinstance(array, np.ndarray):

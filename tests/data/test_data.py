@@ -103,6 +103,16 @@ def test_a_manifest_that_does_not_match_is_refused(copy: Path) -> None:
         Dataset.open(copy)
 
 
+def test_an_odd_header_is_read_without_a_word_of_numpys(copy: Path, recwarn: pytest.WarningsRecorder) -> None:
+    file = copy / "train.inputs.npy"
+    sound = np.load(file)
+    rows, columns = sound.shape
+    text = file.read_bytes().replace(f"({rows}, {columns})".encode(), f"({rows}L,{columns})".encode())
+    assert text != file.read_bytes()
+    file.write_bytes(text)
+    assert (Dataset.open(copy).arrays("train")["inputs"] == sound).all() and not list(recwarn)
+
+
 def test_a_truncated_array_is_refused(copy: Path) -> None:
     file = copy / "train.inputs.npy"
     file.write_bytes(file.read_bytes()[:-100])
