@@ -133,6 +133,8 @@ def test_accuracy_against_compute(open_page: Open) -> None:
     page.route("**/v1/models", with_card)
     page.reload()
     expect(page.locator("#chart .dot")).to_have_count(8)
+    page.locator(".options summary").click()
+    page.get_by_label("Steps at most").fill("8")
     page.get_by_role("button", name="Solve").click()
     expect(page.locator("#chart text.taken")).to_have_text("this puzzle: 8 steps")
     expect(page.locator("#chart figcaption")).to_contain_text("50.0% after 1 step, 97.0% after 8 steps")
