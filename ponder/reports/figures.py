@@ -19,8 +19,8 @@ from ponder.studies.spec import WeightSet
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 SMALL = 8
-SIZES = {"order": 4.8}
-"""Width of a panel, where it is not the usual one."""
+LETTERS = 100
+"""Of a legend under a panel, side by side."""
 
 
 class Panel(Frozen):
@@ -76,7 +76,8 @@ def draw(
         return False
     across = min(3 if len(panels) > 4 else 2, len(panels))
     down = -(-len(panels) // across)
-    size = (SIZES.get(panels[0].kind, 6.4) * across + 1, 4.4 * down)
+    orders = all(panel.kind == "order" for panel in panels)
+    size = ((4.8 if orders else 6.4) * across + 1, 4.4 * down)
     with figure(list(pictures.values()), down, across, size, 120) as (made, axes):
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
@@ -84,9 +85,8 @@ def draw(
             DRAWERS[panel.kind](axis, results, found, panel, titles)
         text = f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
         if panels[0].kind == "order":
-            text += (
-                "\ndots: seeds, bar and tick: their mean, diamond: the paper at paper scale, dotted: best fixed answer"
-            )
+            paper = "diamond: the paper at paper scale, " if any(e.paper is not None for e in found) else ""
+            text += f"\ndots: seeds, bar and tick: their mean, {paper}dotted: best fixed answer"
         made.suptitle(text)
     return True
 
@@ -173,10 +173,12 @@ def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel
 
 
 def _order(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
-    """Recipes from the paper's best downwards: every seed, their mean, the paper's number, and each one's rank."""
+    """Recipes from the paper's best downwards: every seed, their mean, the paper's number, and each one's rank. Where
+    the paper has none, from our best."""
     here = [e for e in found if e.column == panel.column]
-    shown = sorted((e for e in here if e.planned), key=lambda e: -(e.paper or 0.0))
-    ours = sorted((e for e in shown if e.ours), key=lambda e: -e.ours.value)  # type: ignore[union-attr]
+    told = any(e.paper is not None for e in here)
+    shown = sorted((e for e in here if e.planned), key=lambda e: -(e.paper or 0.0) if told else -_ours(e))
+    ours = sorted((e for e in shown if e.ours), key=lambda e: -_ours(e))
     seeds = 0
     for place, entry in enumerate(shown):
         colour = COLOURS[list(results.study.variants).index(entry.row) % len(COLOURS)]
@@ -186,18 +188,24 @@ def _order(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pane
             mean = float(np.mean(values))
             axis.plot([0, mean], [place, place], color=colour, lw=5, alpha=0.25, solid_capstyle="butt")
             axis.plot(values, [place] * len(values), "o", color=colour, markersize=5, alpha=0.8, linestyle="none")
-            axis.plot(mean, place, "|", color="black", markersize=14, mew=1.5)
+            axis.plot(mean, place, "|", color="black", markersize=min(14.0, 110 / len(shown)), mew=1.5)
         if entry.paper is not None:
             axis.plot(entry.paper, place, "D", mfc="none", mec="black", markersize=6, linestyle="none")
-        mine = ours.index(entry) + 1 if entry in ours else "–"
-        axis.text(103, place, f"{place + 1} / {mine}", va="center", fontsize=SMALL, clip_on=False)
+        if told:
+            mine = ours.index(entry) + 1 if entry in ours else "–"
+            axis.text(103, place, f"{place + 1} / {mine}", va="center", fontsize=SMALL, clip_on=False)
     fixed = next((e.ours for e in here if e.row == FIXED), None)
     if fixed is not None:
         axis.axvline(100 * fixed.value, color="0.3", linestyle=":", lw=1.2)
-    axis.text(103, -0.75, "rank: paper / ours", fontsize=SMALL - 1, ha="left", clip_on=False)
+    if told:
+        axis.text(103, -0.75, "rank: paper / ours", fontsize=SMALL - 1, ha="left", clip_on=False)
     axis.set_yticks(range(len(shown)), [titles.get(e.row, e.row).split(" (")[0] for e in shown])
     axis.set(xlim=(-2, 102), ylim=(len(shown) - 0.5, -0.6), xlabel="valid answers, %")
     axis.set_title(f"{panel.column.removesuffix(', best_full')}, {seeds} seed{'s' if seeds != 1 else ''}")
+
+
+def _ours(entry: Entry) -> float:
+    return entry.ours.value if entry.ours is not None else -1.0
 
 
 def _spread(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
@@ -383,7 +391,9 @@ def _legend(axis: Any, below: bool = False) -> None:
         axis.set_axis_off()
         axis.text(0.5, 0.5, "no results yet", transform=axis.transAxes, ha="center", color="0.4")
     elif below:
-        axis.legend(fontsize=SMALL, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+        longest = max(len(text) for text in axis.get_legend_handles_labels()[1])
+        across = max(1, min(3, LETTERS // (longest + 8)))
+        axis.legend(fontsize=SMALL, ncols=across, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     else:
         axis.legend(fontsize=SMALL - 1, ncols=2 if lines > 6 else 1)
 
