@@ -19,6 +19,8 @@ from ponder.studies.spec import WeightSet
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "<")
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)), (0, (8, 2)))
 SMALL = 8
+HIGH = 80
+"""Percent above which everything has to lie for bars to become points."""
 LETTERS = 100
 """Of a legend under a panel, side by side."""
 
@@ -130,13 +132,16 @@ def _range(counts: Collection[int]) -> str:
 
 
 def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
-    """Groups of columns, a bar for each row; the paper's numbers as open diamonds."""
+    """Groups of columns, a bar for each row; the paper's numbers as open diamonds. Where all of it is high, points on
+    an axis that does not begin at 0: bars would hide what differs."""
     shown = [e for e in found if e.column in panel.columns and e.planned]
     columns = [c for c in panel.columns if any(e.column == c for e in shown)]
     rows = list(dict.fromkeys(e.row for e in shown))
     width = 0.8 / max(len(rows), 1)
     percent = all(e.of.percent for e in shown)
     scale, diamond = 100.0 if percent else 1.0, False
+    drawn = [100 * e.ours.value for e in shown if e.ours] + [e.paper for e in shown if e.paper is not None]
+    points = percent and not panel.log and min(drawn, default=0.0) > HIGH
     for number, row in enumerate(rows):
         label: str | None = titles.get(row, row)
         for place, column in enumerate(columns):
@@ -145,10 +150,14 @@ def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel
                 continue
             at = place + (number - (len(rows) - 1) / 2) * width
             if entry.ours is not None:
-                axis.bar(
-                    at, entry.ours.value * scale, width * 0.92, color=COLOURS[number % len(COLOURS)], label=label,
-                    hatch=("", "//", "..", "xx", "\\\\", "--")[number % 6], edgecolor="white", linewidth=0.3,
-                )  # fmt: skip
+                if points:
+                    style = {**_style(number), "linestyle": "none", "markersize": 6}
+                    axis.plot(at, entry.ours.value * scale, label=label, **style)
+                else:
+                    axis.bar(
+                        at, entry.ours.value * scale, width * 0.92, color=COLOURS[number % len(COLOURS)], label=label,
+                        hatch=("", "//", "..", "xx", "\\\\", "--")[number % 6], edgecolor="white", linewidth=0.3,
+                    )  # fmt: skip
                 label = None
                 if (reach := _error(entry, scale)) is not None:
                     axis.errorbar(
@@ -167,6 +176,8 @@ def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel
     axis.set_xlim(-0.5, max(len(columns), 1) - 0.5)  # also where some bars are missing
     if panel.log:
         axis.set_yscale("log")
+    if points:
+        _points(axis)
     axis.set_ylabel("accuracy, %" if percent else ", ".join(columns))
     axis.set_title(_error_words(shown), fontsize=SMALL + 1)
     _legend(axis, below=True)
