@@ -13,9 +13,9 @@ quickstart: $(VENV)/.installed
 
 test: $(VENV)/.installed-test browser lint types
 	$(BIN)/python -m pytest -n 2 -m "not slow"
-	$(BIN)/python -m tests.support.portable
+	$(BIN)/python -m tests.support.portable --short
 
-# The numerical tests as if on other processors: about a minute and a half on two cores.
+# The numerical tests as if on other processors: about two minutes on two cores; `make test` has a short form, in one.
 test-portable: $(VENV)/.installed-test
 	$(BIN)/python -m tests.support.portable
 

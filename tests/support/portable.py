@@ -1,4 +1,5 @@
-"""`make test-portable`: the numerical tests as if on other processors, two environments at a time.
+"""`make test-portable`: the numerical tests as if on other processors, two environments at a time. In the short form,
+which `make test` runs, the same settings are together in two environments instead of apart in four.
 
 Each has a compiler cache of its own: kernels left there under another instruction set abort the interpreter.
 """
@@ -12,16 +13,20 @@ from pathlib import Path
 
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PLAIN = {"ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+ONE, TWO = {"PONDER_TEST_THREADS": "1"}, {"PONDER_TEST_THREADS": "2"}
 ENVIRONMENTS: dict[str, dict[str, str]] = {
-    "MKL without vector instructions, 1 thread": {"MKL_CBWR": "COMPATIBLE", "PONDER_TEST_THREADS": "1"},
-    "MKL as with AVX2, 2 threads": {"MKL_CBWR": "AVX2", "PONDER_TEST_THREADS": "2"},
-    "torch with AVX2, 1 thread": {**AVX2, "PONDER_TEST_THREADS": "1"},
-    "torch without vector instructions, 2 threads": {**PLAIN, "PONDER_TEST_THREADS": "2"},
+    "MKL without vector instructions, 1 thread": {"MKL_CBWR": "COMPATIBLE", **ONE},
+    "MKL as with AVX2, 2 threads": {"MKL_CBWR": "AVX2", **TWO},
+    "torch with AVX2, 1 thread": {**AVX2, **ONE},
+    "torch without vector instructions, 2 threads": {**PLAIN, **TWO},
+}
+SHORT = {
+    "no vector instructions, 1 thread": {"MKL_CBWR": "COMPATIBLE", **PLAIN, **ONE},
+    "as with AVX2, 2 threads": {"MKL_CBWR": "AVX2", **AVX2, **TWO},
 }
 
 
-def run(name: str, rest: list[str]) -> subprocess.CompletedProcess[str]:
-    settings = ENVIRONMENTS[name]
+def run(name: str, settings: dict[str, str], rest: list[str]) -> subprocess.CompletedProcess[str]:
     tests = Path(__file__).parents[1].rglob("test_*.py")
     files = [str(path) for path in tests if "mark.numeric" in path.read_text(encoding="utf-8")]
     words = [sys.executable, "-m", "pytest", "-m", "numeric and not slow", *files, *rest]
@@ -38,11 +43,13 @@ def run(name: str, rest: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def main() -> int:
+    rest = [word for word in sys.argv[1:] if word != "--short"]
+    chosen = SHORT if "--short" in sys.argv else ENVIRONMENTS
     with ThreadPoolExecutor(2) as pool:
-        done = list(pool.map(lambda name: run(name, sys.argv[1:]), ENVIRONMENTS))
-    for name, result in zip(ENVIRONMENTS, done, strict=True):
+        done = list(pool.map(lambda name: run(name, chosen[name], rest), chosen))
+    for name, result in zip(chosen, done, strict=True):
         if result.returncode != 0:
-            given = " ".join(f"{key}={value}" for key, value in ENVIRONMENTS[name].items())
+            given = " ".join(f"{key}={value}" for key, value in chosen[name].items())
             print(f"\n{given} {' '.join(result.args[1:])}\n{result.stdout}")
     return max(result.returncode for result in done)
 
