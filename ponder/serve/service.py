@@ -328,7 +328,7 @@ class Service:
             engine.drop(enough)
         for job in again:
             assert job.supposed is not None
-            job.tried += 1
+            job.tried, job.budget = job.tried + 1, min(job.budget, solver.config.max_steps)  # as a Solver does
             seated[engine.admit(job.supposed[job.tried - 1])] = job
         self.metrics.steps.add(solver.name, by=len(seen.tickets))
         self.metrics.turns.add(solver.name)

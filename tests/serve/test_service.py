@@ -14,6 +14,8 @@ from ponder.base.errors import UserError
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.solver import TRIES, Shelf, Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown, _Job
+from tests.conftest import tiny
+from tests.support.folders import random_folder
 from tests.support.serving import GOOD
 
 
@@ -134,6 +136,18 @@ def test_a_refused_puzzle_comes_back_with_a_cell_filled_in_on_trial() -> None:
             maze = service.shelf["maze-7x7"].domain
             with pytest.raises(UserError, match="no cells to fill in"):
                 await service.solve("maze", maze.format(maze.sample(0, 1)[0][0]), search=1)
+
+    asyncio.run(run())
+
+
+def test_a_supposition_gets_no_more_steps_than_in_training(tmp_path: Path) -> None:
+    folder = random_folder(tmp_path / "wrong", tiny(model={"max_steps": 2}), seed=3)
+
+    async def run() -> None:
+        async with Service(Shelf([str(folder)])) as service:
+            answer = await service.solve("wrong", GOOD, steps=5, search=3)
+            assert not answer.verified and answer.steps == 5 and answer.tries == 0
+            assert service.desks["wrong"].engine.slot_steps == 5 + 3 * 2
 
     asyncio.run(run())
 
