@@ -63,8 +63,11 @@ class GridDomain(Domain):
 
     @property
     def geometry(self) -> Geometry:
-        beside = Relation.neighbours("beside", self.height, self.width, [(-1, 0), (0, -1), (0, 1), (1, 0)])
-        return Geometry((beside,))
+        """The cells beside, each direction with weights of its own, so that a cell can tell where it heard something."""
+        steps = {"above": (-1, 0), "left": (0, -1), "right": (0, 1), "below": (1, 0)}
+        return Geometry(
+            tuple(Relation.neighbours(name, self.height, self.width, [step]) for name, step in steps.items())
+        )
 
     # For checkers ---------------------------------------------------------------------------------------------------
 

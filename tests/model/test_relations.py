@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Relation
 from ponder.config.schema import ModelConfig, parse
+from ponder.domains.maze.domain import Maze, MazeParams
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.model import cost
 from ponder.model.products import SwiGLU
@@ -111,6 +112,24 @@ def test_neighbours_end_at_the_edge() -> None:
     around = Relation.neighbours("around", 2, 3, [(-1, 0), (1, 0), (0, -1), (0, 1)])
     assert around.groups == ((3, 1), (4, 0, 2), (5, 1), (0, 4), (1, 3, 5), (2, 4))
     assert around.tells == ((0,), (1,), (2,), (3,), (4,), (5,))
+
+
+def test_a_grid_tells_where_a_neighbour_is() -> None:
+    """Each direction has weights of its own: a board upside down is another board to the model."""
+    domain = Maze(MazeParams.model_validate({"source": "generate", "height": 3, "width": 3, "min_path": 2}))
+    groups = {relation.name: relation.groups for relation in domain.geometry.relations}
+    assert groups == {
+        "above": ((), (), (), (0,), (1,), (2,), (3,), (4,), (5,)),
+        "left": ((), (0,), (1,), (), (3,), (4,), (), (6,), (7,)),
+        "right": ((1,), (2,), (), (4,), (5,), (), (7,), (8,), ()),
+        "below": ((3,), (4,), (5,), (6,), (7,), (8,), (), (), ()),
+    }
+    torch.manual_seed(0)
+    mixer = Relations(ModelConfig(**{**BOARD, "symbols": "own", "prefix": 1}), 10, domain.geometry).double()
+    x = torch.randn(1, 10, 16, dtype=torch.float64)
+    upside_down = [0, 7, 8, 9, 4, 5, 6, 1, 2, 3]
+    out, turned = (mixer(board, mixer.weights(None)) for board in (x, x[:, upside_down]))
+    assert not torch.allclose(turned[:, upside_down], out)
 
 
 # Symmetries -----------------------------------------------------------------------------------------------------------
