@@ -37,11 +37,11 @@ class Relations(nn.Module):
         self.register_buffer("gather", torch.tensor(told.gather), persistent=False)
         self.register_buffer("tell", torch.tensor(told.tell), persistent=False)
         self.ends = Ends.of(self.prefix, self.symbols, told)
-        kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "all"]
+        kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "mean"]
         self.kinds = nn.ModuleDict({kind: SwiGLU(config.width, config) for kind in kinds})
 
     def weights(self, batch: int | None) -> dict[str, SwiWeights]:
-        rows = {kind: count * self.symbols for kind, count in self.counts.items()} | {"symbols": self.tokens, "all": 1}
+        rows = {kind: count * self.symbols for kind, count in self.counts.items()} | {"symbols": self.tokens, "mean": 1}
         return {
             kind: mlp.weights(None if batch is None else batch * rows[kind])  # type: ignore[operator]
             for kind, mlp in self.kinds.items()
@@ -55,7 +55,7 @@ class Relations(nn.Module):
             [self.kinds[k](part, weights[k]) for k, part in zip(self.counts, parts, strict=True)], dim=1
         )
         cells = None if heard.cells is None else self.kinds["symbols"](heard.cells, weights["symbols"])
-        everything: Tensor = self.kinds["all"](heard.all, weights["all"])
+        everything: Tensor = self.kinds["mean"](heard.mean, weights["mean"])
         if plain:
             return self.told(answers, cells, everything)
         out: Tensor = _Tell.apply(answers, cells, everything, self.ends)  # type: ignore[no-untyped-call]
@@ -64,13 +64,13 @@ class Relations(nn.Module):
     # The two ends in operations that compilers, exporters and other devices know
 
     def heard(self, x: Tensor) -> "Heard":
-        batch, length, width = x.shape
+        batch, _, width = x.shape
         body = x[:, self.prefix :].reshape(batch, self.tokens, self.symbols * width)
         groups = torch.matmul(self.gather.to(x.dtype), body).view(batch, -1, self.symbols, width)
         cells = None
         if self.symbols > 1:
             cells = body.view(batch, self.tokens, self.symbols, width).sum(dim=2) * self.symbols**-0.5
-        return Heard(groups, cells, x.sum(dim=1, keepdim=True) * length**-0.5)
+        return Heard(groups, cells, x.mean(dim=1, keepdim=True))
 
     def told(self, answers: Tensor, cells: Tensor | None, everything: Tensor) -> Tensor:
         batch, _, symbols, width = answers.shape
@@ -87,8 +87,8 @@ class Heard:
     """[B, groups, symbols, width] what each group's tokens add up to."""
     cells: Tensor | None
     """[B, cells, width] the same of a cell's symbols, where it has several."""
-    all: Tensor
-    """[B, 1, width] and of everything."""
+    mean: Tensor
+    """[B, 1, width] and everything on average, however large the board."""
 
 
 # The same two ends on a CPU -------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ class _Hear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Ends) -> tuple[Tensor, Tensor | None, Tensor]:
-        ctx.ends, ctx.by_cell, ctx.by_all = ends, ends.symbols**-0.5, x.shape[1] ** -0.5
+        ctx.ends, ctx.by_cell, ctx.by_all = ends, ends.symbols**-0.5, 1 / x.shape[1]
         cells, everything = ends.add_up(x)
         groups = ends.gather(ends.split(x)[1])
         return groups, None if cells is None else cells.mul_(ctx.by_cell), everything.mul_(ctx.by_all)
