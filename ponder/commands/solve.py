@@ -175,17 +175,17 @@ def chunks(puzzles: Iterator[str | Json], size: int) -> Iterator[list[str | Json
 def solve_all(shelf: Shelf, wanted: str, puzzles: Sequence[str | Json]) -> list[Answer | Failure]:
     """Answers in the order of the puzzles; all that one model reads are thought about together."""
     out: dict[int, Answer | Failure] = {}
-    groups: dict[str, list[tuple[int, Tokens]]] = {}
+    groups: dict[str, tuple[Solver, list[tuple[int, Tokens]]]] = {}
     for place, puzzle in enumerate(puzzles):
         try:
             solver, inputs = shelf.choose(wanted, puzzle)
         except UserError as error:
             out[place] = Failure(puzzle, str(error))
         else:
-            groups.setdefault(solver.name, []).append((place, inputs))
-    for name, group in groups.items():
+            groups.setdefault(solver.name, (solver, []))[1].append((place, inputs))
+    for solver, group in groups.values():
         places, rows = zip(*group, strict=True)
-        out |= zip(places, shelf[name].solve_tokens(rows), strict=True)
+        out |= zip(places, solver.solve_tokens(rows), strict=True)
     return [out[place] for place in range(len(puzzles))]
 
 

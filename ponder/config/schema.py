@@ -89,6 +89,11 @@ class ModelConfig(Frozen):
         return self.high_layers or self.layers
 
     @property
+    def any_size(self) -> bool:
+        """Whether no weight knows how large the board is."""
+        return self.mixer == "relations" and self.positions == "none"
+
+    @property
     def head(self) -> bool:
         """Whether there is a halting head, whose logit says how sure the model is."""
         return self.halting.startswith("halt")

@@ -267,6 +267,16 @@ class Domain(ABC):
         """`count` fresh (inputs, labels), for a demonstration; not promised to be outside any split."""
         return _generated(self, rng_for(seed, SAMPLE), count)
 
+    @property
+    def sides(self) -> str:
+        """Of its boards, as in 9x9; empty where they have several or none."""
+        return ""
+
+    def resized(self, puzzle: str | Json) -> "Domain | None":
+        """The same kind of puzzle at the size of this one, for models in which nothing has a size; None where that is
+        no other size, or cannot be told."""
+        return None
+
     # Text and JSON <-> tokens ---------------------------------------------------------------------------------------
 
     @abstractmethod

@@ -4,6 +4,7 @@ Also what other boards use of it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isqrt
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,19 @@ def turned(height: int, width: int, rng: np.random.Generator) -> Ints:
     down, across, over = rng.integers(2, size=3)
     cells = cells[:: -1 if down else 1, :: -1 if across else 1]
     return (cells.T if over and height == width else cells).ravel()
+
+
+def size_of(puzzle: str | Json) -> tuple[int, int] | None:
+    """Rows and columns of a grid, as text or JSON; None where its rows differ. One run of cells is a square."""
+    if isinstance(puzzle, dict):
+        puzzle = puzzle.get("grid")
+    if isinstance(puzzle, str):
+        puzzle = list(puzzle.replace("/", " ").split())
+        if len(puzzle) == 1 and (side := isqrt(len(str(puzzle[0])))) ** 2 == len(str(puzzle[0])):
+            return side, side
+    rows = puzzle if isinstance(puzzle, list) else []
+    lengths = {len(row) for row in rows if isinstance(row, str | list)}
+    return (len(rows), lengths.pop()) if len(lengths) == 1 else None
 
 
 BLANK = "."
@@ -62,8 +76,12 @@ class GridDomain(Domain):
         self.blank = own.get(BLANK, PAD)
 
     @property
+    def sides(self) -> str:
+        return f"{self.height}x{self.width}"
+
+    @property
     def geometry(self) -> Geometry:
-        """The cells beside, each direction with weights of its own, so that a cell can tell where it heard something."""
+        """The cells beside; each direction has weights of its own, so that a cell knows who said what."""
         steps = {"above": (-1, 0), "left": (0, -1), "right": (0, 1), "below": (1, 0)}
         return Geometry(
             tuple(Relation.neighbours(name, self.height, self.width, [step]) for name, step in steps.items())

@@ -225,6 +225,9 @@ class PlainSolver(Solver):
         self.plain = Plain(stored.model, domain, load_file(file))
         return folder.name, domain, stored.model
 
+    def fit(self) -> None:
+        self.plain = Plain(self.config, self.domain, self.plain.tensors)
+
     def think(self, inputs: Tokens) -> Iterator[Thought]:
         carry, before = self.plain.start(), inputs
         while True:
@@ -248,7 +251,8 @@ class PlainSolver(Solver):
         if not self.search or not refused:
             return {}
         if not self.supposes(self.search):
-            return Solver(self.name, self.steps, search=self.search).searched(inputs, traces)
+            torched = Solver(self.model, self.steps, search=self.search)
+            return (torched.at(self.domain) if self.note else torched).searched(inputs, traces)
         found = ((i, self._supposing(inputs[i])) for i in refused)
         return {i: second for i, second in found if second is not None}
 

@@ -5,6 +5,7 @@ torch is loaded when a model that runs on it is opened: those of `ponder.inferen
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -29,6 +30,8 @@ class Unsolvable(UserError):
 
 TRIES = 8
 """Of a search that nobody gave a number for."""
+LARGEST, SIZES = 1200, 16
+"""Tokens of a board that a model is put to which was trained on others, and how many such sizes a shelf remembers."""
 
 
 def _possible(steps: int | None, fallback: str | None, restarts: int | None) -> None:
@@ -54,7 +57,10 @@ class Solver:
         """`search`: so many more tries at a puzzle whose answer is refused, until one is accepted; None: some, where it
         has cells to fill in on trial."""
         _possible(steps, fallback, search)
+        self.model = model
         self.name, self.domain, self.config = self.open(model, device)
+        self.note = ""
+        """What is to be said with every answer."""
         if fallback is not None and not self.domain.exact:
             raise UserError(f"{self.domain.name} has no exact solver: leave out fallback")
         if fallback == "guided" and type(self.domain).guided is Domain.guided:
@@ -74,6 +80,18 @@ class Solver:
         if self.opened.domain is None:
             raise UserError(f"{model} was imported and names no domain: import it again with --domain PRESET")
         return self.opened.name, self.opened.domain, self.opened.model.config
+
+    def at(self, domain: Domain) -> "Solver":
+        """The same model on boards of another size, where no weight knows the size."""
+        other = copy(self)
+        other.name, other.note = f"{self.name} at {domain.sides}", f"trained on {self.domain.sides} only"
+        other.domain = domain
+        other.fit()
+        return other
+
+    def fit(self) -> None:
+        """The model, to boards of its domain's size."""
+        self.opened = self.opened.at(self.domain)
 
     def supposes(self, tries: int) -> bool:
         """Whether a search of so many tries fills in cells on trial."""
@@ -178,7 +196,8 @@ class Solver:
         """The last thought as an answer, or what a search `found`, or the exact one where that is refused and
         `fallback` (or the solver's) asks for it; and what there is to say about it."""
         last = trace[-1]
-        tokens, verified, notes, confidence = last.answer, last.valid, list[str](), last.confidence
+        tokens, verified, confidence = last.answer, last.valid, last.confidence
+        notes = [self.note] if self.note else []
         if found is not None:
             tokens, verified, confidence = found.answer, True, found.confidence
             how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
@@ -236,6 +255,8 @@ class Shelf:
         self.how = steps, device, fallback, search
         self.make = make
         self.opened: dict[str, Solver] = {}
+        self.sizes: dict[str, Solver] = {}
+        """Of those, such as were put to other boards than they were trained on; the last ones."""
         if not self.places:
             raise UserError("there is no model: train one and name its run folder")
 
@@ -274,7 +295,8 @@ class Shelf:
         return [s for s in solvers if s.domain.name == wanted]
 
     def choose(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
-        """The model of that name, or the first of that domain that reads the puzzle; and the puzzle as it reads it."""
+        """The model of that name, or the first of that domain that reads the puzzle, or the one trained on the largest
+        boards of those that take any size; and the puzzle as it reads it."""
         solvers = self.of(wanted)
         refusals = []
         for solver in solvers:
@@ -284,4 +306,18 @@ class Shelf:
                 raise  # it is this model's puzzle: that others cannot read it is no news
             except UserError as error:
                 refusals.append(f"{solver.name}: {error}")
+        for solver in sorted(solvers, key=lambda s: -s.domain.seq_len):
+            if (other := self._at(solver, puzzle)) is not None:
+                return other, other.read(puzzle)
         raise UserError("; ".join(refusals) if len(refusals) > 1 else refusals[0].partition(": ")[2])
+
+    def _at(self, solver: Solver, puzzle: str | Json) -> Solver | None:
+        domain = solver.domain.resized(puzzle) if solver.config.any_size else None
+        if domain is None or domain.seq_len > LARGEST:
+            return None
+        name = f"{solver.name} at {domain.sides}"
+        other = self.sizes.pop(name, None) or solver.at(domain)
+        self.sizes[name] = other  # the last one asked for
+        if len(self.sizes) > SIZES:
+            del self.sizes[next(iter(self.sizes))]
+        return other

@@ -4,7 +4,7 @@ the Hub."""
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,15 @@ class Opened:
     data: DataConfig | None = None
     kept: bool = False
     """Whether the folder is a cache, in which nothing else belongs."""
+
+    def at(self, domain: Domain) -> "Opened":
+        """The same weights on boards of another size, which no weight knows."""
+        from ponder.model.reasoner import Reasoner
+
+        old = self.model
+        model = Reasoner(old.config, len(domain.vocab), domain.seq_len, len(old.table), domain.geometry)
+        model.load_state_dict(old.state_dict())
+        return replace(self, model=model.eval().requires_grad_(False).to(old.table.device), domain=domain)
 
 
 def zoo_folders() -> dict[str, Path]:

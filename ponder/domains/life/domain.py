@@ -26,10 +26,10 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
-from ponder.domains.grid import json_rows, row_wording, rows_schema, turned
+from ponder.domains.grid import json_rows, row_wording, rows_schema, size_of, turned
 from ponder.domains.life import boards as life_boards
 from ponder.domains.life import generate as life_generate
-from ponder.domains.life.boards import ALIVE, DEAD, MAX_STEPS, ZERO, Boards, Examples
+from ponder.domains.life.boards import ALIVE, DEAD, MAX_SIDE, MAX_STEPS, ZERO, Boards, Examples
 from ponder.domains.life.generate import LifeParams
 from ponder.domains.spelling import cells_of
 
@@ -102,6 +102,18 @@ class Life(Domain):
         order = np.arange(self.seq_len)
         order[places] = places[turned(height, width, rng)]
         return Symmetry(order)
+
+    @property
+    def sides(self) -> str:
+        side = self.params.max_side
+        return f"{side}x{side}" if self.params.min_side == side else ""
+
+    def resized(self, puzzle: str | Json) -> "Life | None":
+        side, other = size_of(_board_of(puzzle)) or (0, 0)
+        if not self.sides or side != other or side == self.params.max_side or not 2 <= side <= MAX_SIDE:
+            return None
+        changes = {"min_side": side, "max_side": side, "max_chars": side * (side + 1)}
+        return Life(self.params.model_copy(update=changes))
 
     def path(self, inputs: Tokens, steps: int) -> Tokens:
         boards, asked, _ = life_boards.decode(inputs, self.params.max_side)
@@ -310,11 +322,22 @@ class Life(Domain):
         return life_boards.encode_cells(end, inputs.shape[1]), puzzles
 
 
-def _read_board(text: str, what: str) -> Bools:
-    """Rows apart by '/' or new lines, with spaces as one likes; or, without those, apart by spaces."""
+def _board_of(puzzle: str | Json) -> str | Json:
+    """The board in a puzzle, in rows without spaces."""
+    if isinstance(puzzle, str):
+        return "/".join(_rows(puzzle.partition(":")[0]))
+    return puzzle.get("board") if isinstance(puzzle, dict) else None
+
+
+def _rows(text: str) -> list[str]:
     text = text.strip()
     parts = re.split(r"\s*/\s*|\n\s*", text) if re.search(r"[/\n]", text) else text.split()
-    rows = ["".join(part.split()) for part in parts]
+    return ["".join(part.split()) for part in parts]
+
+
+def _read_board(text: str, what: str) -> Bools:
+    """Rows apart by '/' or new lines, with spaces as one likes; or, without those, apart by spaces."""
+    rows = _rows(text)
     for r, row in enumerate(rows, 1):
         for c, char in enumerate(row, 1):
             if char not in CELLS:

@@ -27,7 +27,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, svg_grid
-from ponder.domains.grid import GridDomain, fit_size, rows_schema, turned
+from ponder.domains.grid import GridDomain, fit_size, rows_schema, size_of, turned
 from ponder.domains.hub import COLUMNS, first_of_each, puzzle_keys, read_solved, train_and_test
 from ponder.domains.maze.generate import generate_chunk
 from ponder.domains.maze.paths import (
@@ -83,9 +83,13 @@ EXAMPLE = """
 """
 
 
+SMALLEST, LARGEST = 3, 100
+"""Cells of a side."""
+
+
 class MazeParams(Params):
-    height: int = Field(default=30, ge=3, le=100, description="rows")
-    width: int = Field(default=30, ge=3, le=100, description="columns")
+    height: int = Field(default=30, ge=SMALLEST, le=LARGEST, description="rows")
+    width: int = Field(default=30, ge=SMALLEST, le=LARGEST, description="columns")
     source: Literal["generate", "hub", "csv"] = Field(
         default="hub",
         description=f"generate mazes, read {REPO} from the Hub, or read train.csv and test.csv in a folder",
@@ -153,6 +157,12 @@ class Maze(GridDomain):
 
     def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
         return Symmetry(turned(self.height, self.width, rng))
+
+    def resized(self, puzzle: str | Json) -> "Maze | None":
+        size = size_of(puzzle)
+        if size is None or size == (self.height, self.width) or not all(SMALLEST <= side <= LARGEST for side in size):
+            return None
+        return Maze(self.params.model_copy(update={"height": size[0], "width": size[1], "min_path": 1}))
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
