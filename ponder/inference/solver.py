@@ -59,6 +59,8 @@ class Solver:
         _possible(steps, fallback, search)
         self.model = model
         self.name, self.domain, self.config = self.open(model, device)
+        self.trained = self.name
+        """The model's own name, also where it is put to boards of another size."""
         self.note = ""
         """What is to be said with every answer."""
         if fallback is not None and not self.domain.exact:

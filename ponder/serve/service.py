@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -35,6 +35,8 @@ SEARCH = 64
 """Suppositions that a client may ask for."""
 CHECKERS = 2
 """Threads for exact checks: a puzzle that takes long there does not hold up the others."""
+GUESTS = 8
+"""Sizes of boards, other than the models were trained on, that are at work at a time."""
 SWITCH = 0.0005
 """Seconds that one thread may keep the interpreter while another wants it. A step calls into torch some hundred times
 and gives the interpreter away at each; with Python's 5 ms it would wait that long to get it back, each time."""
@@ -111,6 +113,8 @@ class Service:
             raise UserError(f"timeout {timeout:g} is too small: give a number of seconds above 0")
         self.shelf, self.slots, self.queue, self.timeout = shelf, slots, queue, timeout
         self.desks = {solver.name: _Desk(solver, slots) for solver in shelf.solvers}
+        self.guests: dict[str, _Desk] = {}
+        """Models put to boards of other sizes than they were trained on. As with `waiting`."""
         self.metrics = Metrics()
         self.wake = threading.Condition()
         self.open = False
@@ -180,12 +184,35 @@ class Service:
     @property
     def waiting(self) -> dict[str, int]:
         """Model -> puzzles that wait for a slot."""
-        return {name: len(desk.waiting) for name, desk in self.desks.items()}
+        return self._counts(lambda desk: len(desk.waiting))
 
     @property
     def seated(self) -> dict[str, int]:
         """Model -> slots in use."""
-        return {name: len(desk.seated) for name, desk in self.desks.items()}
+        return self._counts(lambda desk: len(desk.seated))
+
+    def _counts(self, of: Callable[[_Desk], int]) -> dict[str, int]:
+        out = dict.fromkeys(self.desks, 0)
+        for desk in self._all():
+            out[desk.solver.trained] += of(desk)
+        return out
+
+    def _all(self) -> list[_Desk]:
+        return [*self.desks.values(), *self.guests.values()]
+
+    def _desk(self, solver: Solver) -> _Desk:
+        """Where this solver works; a new size takes the place of the one that has been idle longest."""
+        if solver.name in self.desks:
+            return self.desks[solver.name]
+        with self.wake:
+            desk = self.guests.pop(solver.name, None)
+            if desk is None and len(self.guests) >= GUESTS:
+                idle = next((name for name, desk in self.guests.items() if not desk.under_way), None)
+                if idle is None:
+                    raise Busy(f"boards of {GUESTS} sizes are being solved, and there is room for no more")
+                del self.guests[idle]
+            desk = self.guests[solver.name] = desk or _Desk(solver, self.slots)
+        return desk
 
     def _accept(
         self,
@@ -209,7 +236,7 @@ class Service:
             raise UserError(f"{solver.domain.name} has no cells to fill in on trial: leave out search")
         if not self.open:
             raise Busy("this server is shutting down")
-        desk = self.desks[solver.name]
+        desk = self._desk(solver)
         room = self.slots + self.queue
         if desk.under_way >= room:
             raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
@@ -228,7 +255,7 @@ class Service:
             async with asyncio.timeout_at(job.deadline):
                 item = await job.out.get()
         except TimeoutError:
-            self.metrics.late.add(job.desk.solver.name)
+            self.metrics.late.add(job.desk.solver.trained)
             raise Late(f"no answer within {self.timeout:g} seconds: try again later, or give fewer steps") from None
         if isinstance(item, Exception):
             raise item
@@ -261,7 +288,7 @@ class Service:
             job.out.put_nowait(item)
             if isinstance(item, Answer):
                 self.metrics.puzzles.add(
-                    item.model, {True: "yes", False: "no", None: "unchecked"}[item.verified], item.by
+                    job.desk.solver.trained, {True: "yes", False: "no", None: "unchecked"}[item.verified], item.by
                 )
             if not isinstance(item, Thought):
                 self._leave(job)
@@ -269,10 +296,10 @@ class Service:
     # The worker's thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        desks = list(self.desks.values())
         while True:
             with self.wake:
-                self.wake.wait_for(lambda: not self.open or any(desk.waiting or desk.seated for desk in desks))
+                self.wake.wait_for(lambda: not self.open or any(desk.waiting or desk.seated for desk in self._all()))
+                desks = self._all()
                 if not any(desk.waiting or desk.seated for desk in desks):
                     return
             for desk in desks:
@@ -330,9 +357,9 @@ class Service:
             assert job.supposed is not None
             job.tried, job.budget = job.tried + 1, min(job.budget, solver.config.max_steps)  # as a Solver does
             seated[engine.admit(job.supposed[job.tried - 1])] = job
-        self.metrics.steps.add(solver.name, by=len(seen.tickets))
-        self.metrics.turns.add(solver.name)
-        self.metrics.working.add(solver.name, by=time.perf_counter() - began)
+        self.metrics.steps.add(solver.trained, by=len(seen.tickets))
+        self.metrics.turns.add(solver.trained)
+        self.metrics.working.add(solver.trained, by=time.perf_counter() - began)
         if thoughts:
             self._post(thoughts)  # before the pool gets the job: the answer comes last
         for job in finished:

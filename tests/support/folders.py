@@ -23,7 +23,7 @@ def random_folder(folder: Path, config: Config, task_ids: int = 1, seed: int = 0
     """Every tensor is random, the halting head and the puzzle table too."""
     domain = config.data.make()
     torch.manual_seed(seed)
-    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, task_ids)
+    model = Reasoner(config.model, len(domain.vocab), domain.seq_len, task_ids, domain.geometry)
     with torch.no_grad():
         model.table.normal_()
         if model.q_head is not None:
