@@ -153,7 +153,8 @@ def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) ->
     if recipe and plain:
         recipe = dict(recipe)
         model = _model_for(recipe.pop("model"), data) if "model" in recipe else {}
-        data = merge(merge(data, model), recipe)
+        apart = {"model": recipe.pop("but", {})}  # where the model differs from its own preset
+        data = merge(merge(data, model), {**recipe, **apart})
     return data
 
 

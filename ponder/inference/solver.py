@@ -83,6 +83,11 @@ class Solver:
             raise UserError(f"{model} was imported and names no domain: import it again with --domain PRESET")
         return self.opened.name, self.opened.domain, self.opened.model.config
 
+    @property
+    def any_size(self) -> bool:
+        """Whether it can be put to boards of other sizes: no weight knows the size, and the domain tells it."""
+        return self.config.any_size and type(self.domain).resized is not Domain.resized
+
     def at(self, domain: Domain) -> "Solver":
         """The same model on boards of another size, where no weight knows the size."""
         other = copy(self)
@@ -314,7 +319,7 @@ class Shelf:
         raise UserError("; ".join(refusals) if len(refusals) > 1 else refusals[0].partition(": ")[2])
 
     def _at(self, solver: Solver, puzzle: str | Json) -> Solver | None:
-        domain = solver.domain.resized(puzzle) if solver.config.any_size else None
+        domain = solver.domain.resized(puzzle) if solver.any_size else None
         if domain is None or domain.seq_len > LARGEST:
             return None
         name = f"{solver.name} at {domain.sides}"

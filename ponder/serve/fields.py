@@ -67,6 +67,7 @@ class ModelBody(BaseModel):
     budget: int = Field(description="the most that `steps` may be")
     search: int = Field(description="tries that follow where an answer is refused, unless a request says otherwise")
     params: dict[str, Any] = Field(description="the domain's parameters, the size for one")
+    any_size: bool = Field(description="whether it takes boards of other sizes than it was trained on")
     card: dict[str, Any] | None = Field(description="what was measured, by which command; null: nobody did")
 
 

@@ -96,7 +96,7 @@ def make_app(
     async def stream(request: Request) -> Response:
         wanted = await _read(request)
         solver, inputs = service.read(wanted.model, wanted.puzzle)
-        items = service.stream(solver.name, wanted.puzzle, wanted.fallback, wanted.steps, wanted.search)
+        items = service.stream(solver.trained, wanted.puzzle, wanted.fallback, wanted.steps, wanted.search)
 
         async def events() -> AsyncIterator[tuple[str, Any]]:
             async with aclosing(items):  # type: ignore[type-var]
@@ -173,7 +173,7 @@ def make_app(
 async def _examples(service: Service, wanted: Mapping[str, Any]) -> dict[str, Example]:
     """Requests to each path, and what this server answers them."""
     solver, inputs = service.read(wanted["model"], wanted["puzzle"])
-    items = [item async for item in service.stream(solver.name, wanted["puzzle"], None, wanted["steps"])]
+    items = [item async for item in service.stream(solver.trained, wanted["puzzle"], None, wanted["steps"])]
     *thoughts, answer = items
     assert isinstance(answer, Answer)
     found = answer.as_data(trace=False)

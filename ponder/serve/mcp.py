@@ -203,7 +203,8 @@ def _description(tool: Tool, able: Sequence[Solver]) -> str:
 
 
 def _sizes(able: Sequence[Solver]) -> str:
-    return "; ".join(dict.fromkeys(solver.domain.takes() for solver in able))
+    other = ["other sizes, on which nothing was trained"] if any(solver.any_size for solver in able) else []
+    return "; ".join(dict.fromkeys([*(solver.domain.takes() for solver in able), *other]))
 
 
 def _limits(solver: Solver) -> str | None:
@@ -224,6 +225,10 @@ def _fitting(able: Sequence[Solver], arguments: Mapping[str, Any]) -> tuple[Solv
             return solver, solver.domain.read_call(arguments)
         except Misfit as error:
             misfits.append((error.distance, error.size, solver))
+    for solver in sorted(able, key=lambda each: -each.domain.seq_len):
+        domain = solver.domain.resized(dict(arguments)) if solver.any_size else None
+        if domain is not None:
+            return solver, domain.read_call(arguments)
     _, size, nearest = min(misfits, key=lambda each: each[0])
     others = "" if len(able) == 1 else f"; the nearest is {nearest.domain.takes()}"
     raise UserError(f"this puzzle has {size}, which no solver here takes. Available: {_sizes(able)}{others}")

@@ -88,6 +88,7 @@ def about_model(solver: Solver) -> dict[str, Any]:
         "budget": solver.steps,
         "search": solver.search,
         "params": domain.params.model_dump(mode="json"),
+        "any_size": solver.any_size,
         "card": read_json(card) if card.is_file() else None,
     }
 

@@ -50,7 +50,7 @@ def write_site(out: Path, models: Sequence[str] | None, ort: Path | None, say: C
             continue
         graph.with_name(graph.name + ".json").unlink()  # models.json has it
         drawn = [solver.domain.format(inputs) for inputs in solver.domain.sample(0, DRAWN)[0]]
-        about.append({**about_model(solver), "graph": described, "puzzles": drawn})
+        about.append({**about_model(solver), "any_size": False, "graph": described, "puzzles": drawn})
         say(f"  {solver.name:<16} {graph.stat().st_size / 1e6:.1f} MB")
     if not about:
         raise UserError("none of these models can run in the browser")

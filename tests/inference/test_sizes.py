@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from mcp import Client
 
 from ponder.base.errors import UserError
 from ponder.domains.grid import size_of
@@ -15,6 +16,7 @@ from ponder.inference import plain
 from ponder.inference.solver import LARGEST, SIZES, Shelf, Solver
 from ponder.inference.weights import open_weights
 from ponder.model.reasoner import Reasoner
+from ponder.serve.mcp import make_mcp
 from ponder.serve.service import GUESTS, Busy, Service
 from tests.support.folders import random_config, random_folder
 from tests.support.rounding import FORMULA
@@ -160,3 +162,17 @@ def test_a_server_takes_any_size(folder: Path) -> None:
             assert [a.model.split()[-1] for a in await asyncio.gather(*many)] == ["5x5", "5x6", "5x5", "5x6", "5x5"]
 
     asyncio.run(run())
+
+
+def test_a_tool_takes_any_size(folder: Path) -> None:
+    async def run() -> list[Any]:
+        service = Service(Shelf([str(folder)]))
+        async with service, Client(make_mcp(service)) as client:
+            told = [tool.description for tool in (await client.list_tools()).tools if tool.name == "solve_maze"]
+            calls = [await client.call_tool("solve_maze", {"grid": grid}) for grid in (maze(3, 5).split("/"), ["S.", "G"])]
+            return [*told, *calls]
+
+    about, taken, refused = asyncio.run(run())
+    assert "other sizes, on which nothing was trained" in about
+    assert taken.structured_content["model"] == "small at 3x5" and len(taken.structured_content["grid"]) == 3
+    assert refused.is_error

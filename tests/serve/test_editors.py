@@ -42,6 +42,33 @@ def test_a_size_that_no_model_has(open_page: Open) -> None:
     expect(page.get_by_label("Model", exact=True)).to_have_value("sudoku-6x6")
 
 
+def test_a_board_of_any_size(open_page: Open) -> None:
+    """Asked for, or pasted: for models in which nothing has a size."""
+    page = open_page("maze-wrong")
+    expect(page.locator("#sides")).to_be_hidden()
+    page = open_page("life-5x5", PUZZLES["life-wrong"])
+    cells, rows = page.locator(".board").first.locator(".cell"), page.get_by_label("rows of the board")
+    rows.fill("7")
+    rows.press("Enter")
+    expect(cells).to_have_count(49)
+    expect(page.get_by_label("columns of the board")).to_have_value("7")  # its boards are square
+    for index in (16, 23, 30):  # a blinker
+        cells.nth(index).click()
+    expect_puzzle(page, "......./......./..O..../..O..../..O..../......./.......:01")
+    page.get_by_role("button", name="Solve").click()
+    expect(page.locator("#verdict.good")).to_contain_text("Trained on 5x5 only")
+    page.get_by_role("button", name="Paste").click()
+    for text, side in ((".OO./O..O/.OO./....:02", 4), (PUZZLES["life-wrong"], 5)):
+        page.get_by_label("The puzzle as text").fill(text)
+        page.get_by_role("button", name="Use it").click()
+        expect(rows).to_have_value(str(side))
+        expect(cells).to_have_count(side**2)
+        expect_puzzle(page, text)
+    rows.fill("99")
+    rows.press("Enter")
+    expect(rows).to_have_value("32")
+
+
 def test_drawing_a_maze(open_page: Open) -> None:
     page = open_page("maze-wrong")
     page.get_by_role("button", name="Clear").click()

@@ -21,6 +21,7 @@ const api = IN_BROWSER ? new (await import("./local.js")).Local() : new (await i
 let models = [];
 let model = null;
 let view = null;
+let params = {}; // the model's, or, of one that takes any size, those of the board shown
 let answer = null; // the last word on the puzzle shown, once it is there
 let running = null; // aborts the solution under way
 let shown = 0; // hard puzzles of this model that were put on the board
@@ -126,9 +127,10 @@ function listDomains() {
 }
 
 // Put a model's empty board on the page.
-function choose(chosen) {
+function choose(chosen, at = chosen.params ?? {}) {
   stop();
   model = chosen;
+  params = at;
   document.querySelector(`input[name=domain][value="${CSS.escape(model.domain)}"]`).checked = true;
   const peers = models.filter(({ domain }) => domain === model.domain);
   $("model").replaceChildren(...peers.map(({ name }) => h("option", { value: name, selected: name === model.name }, name)));
@@ -142,7 +144,9 @@ function choose(chosen) {
   $("steps").placeholder = model.budget;
   sayBars();
   $("paste-hint").textContent = viewOf(model).hint;
-  view = new (viewOf(model))(model.params ?? {}, edited, model.board, model.card?.accuracy);
+  $("sides").hidden = !model.any_size;
+  if (model.any_size) [$("rows").value, $("columns").value] = viewOf(model).sides(params);
+  view = new (viewOf(model))(params, edited, model.board, model.card?.accuracy);
   $("view").replaceChildren(view.element);
   draw($("chart"), model, null, words);
   for (const id of ["solve", "random", "clear", "paste", "share"]) $(id).disabled = false;
@@ -210,13 +214,38 @@ function put(text) {
       return false;
     }
   });
+  if (!able && putAtItsSize(text, peers)) return;
   if (!able) {
     const sizes = [...new Set(peers.map((m) => viewOf(m).takes(m.params ?? {}, m.board)))];
     const odd = errors.find((error) => !(error instanceof Misfit)) ?? errors[0];
     throw odd instanceof Misfit && sizes.length > 1 ? new Error(`${odd.message} No model here takes that; there are models for ${sizes.join(", ")}.`) : odd;
   }
-  if (able !== model) choose(able);
+  if (able !== model || params !== (model.params ?? params)) choose(able);
   view.load(text);
+  edited();
+}
+
+// The same with a model that takes any size, the one that was trained on the largest boards: whether there is one.
+function putAtItsSize(text, peers) {
+  const area = (m) => viewOf(m).sides(m.params).reduce((a, b) => a * b);
+  const able = peers.filter((m) => m.any_size).sort((a, b) => area(b) - area(a))[0];
+  const sides = able && viewOf(able).measure(text);
+  if (!sides || sides.some((side) => side < 3 || side > 32) || (viewOf(able).square && sides[0] !== sides[1])) return false;
+  const at = viewOf(able).resized(able.params, ...sides);
+  viewOf(able).read(text, at, able.board);
+  choose(able, at);
+  view.load(text);
+  edited();
+  return true;
+}
+
+// The user asked for another size: an empty board, on which to draw.
+function resize(input) {
+  const side = Math.min(Math.max(Math.round(Number(input.value)) || 3, 3), 32);
+  const other = input.id === "rows" ? $("columns") : $("rows");
+  input.value = side;
+  if (viewOf(model).square) other.value = side;
+  choose(model, viewOf(model).resized(model.params, Number($("rows").value), Number($("columns").value)));
   edited();
 }
 
@@ -311,6 +340,7 @@ async function follow() {
 function listen() {
   $("choose").addEventListener("submit", (event) => event.preventDefault());
   $("model").addEventListener("change", () => start(models.find(({ name }) => name === $("model").value)));
+  for (const id of ["rows", "columns"]) $(id).addEventListener("change", () => resize($(id)));
   $("solve").addEventListener("click", () => {
     if (running === null) return solve();
     stop();

@@ -99,3 +99,8 @@ export function rowsOf(text, columns = null) {
   }
   return rows;
 }
+
+// Rows and columns of a board's text, or null where its rows differ.
+export function sidesOf(rows) {
+  return rows.length && rows.every((row) => row.length === rows[0].length) ? [rows.length, rows[0].length] : null;
+}

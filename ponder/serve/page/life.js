@@ -2,7 +2,7 @@
 // generation where the domain says step: a step, here, is one of the model's.
 
 import { count, h, Misfit } from "./dom.js";
-import { Grid, rowsOf } from "./grid.js";
+import { Grid, rowsOf, sidesOf } from "./grid.js";
 import { after } from "./rules/life.js";
 
 const ALIVE = "Oo1";
@@ -18,6 +18,20 @@ export class Life {
 
   static takes({ min_side: least, max_side: most }) {
     return least === most ? `${least}×${least}` : `sides of ${least} to ${most}`;
+  }
+
+  static square = true;
+
+  static sides({ max_side: side }) {
+    return [side, side];
+  }
+
+  static resized(params, side) {
+    return { ...params, min_side: side, max_side: side };
+  }
+
+  static measure(text) {
+    return sidesOf(rowsOf(text.split(":")[0]));
   }
 
   static read(text, { min_side: least, max_side: most }) {
@@ -64,7 +78,7 @@ export class Life {
   }
 
   clear() {
-    const side = Math.max(this.params.min_side, Math.min(this.params.max_side, 8));
+    const side = Math.max(this.params.min_side, Math.min(this.params.max_side, 8)); // of several sizes, a handy one
     this.#lay(Array.from({ length: side }, () => Array(side).fill(0)));
   }
 

@@ -1,7 +1,7 @@
 // Maze: paint walls, place the start and the goal.
 
 import { h, Misfit } from "./dom.js";
-import { Grid, rowsOf } from "./grid.js";
+import { Grid, rowsOf, sidesOf } from "./grid.js";
 
 const TOOLS = { "#": "Wall", ".": "Free", S: "Start", G: "Goal" };
 const LOOKS = { "#": "wall", ".": "free", S: "start", G: "goal", o: "path" };
@@ -28,6 +28,18 @@ export class Maze {
 
   static takes({ height, width }) {
     return `${height}×${width}`;
+  }
+
+  static sides({ height, width }) {
+    return [height, width];
+  }
+
+  static resized(params, height, width) {
+    return { ...params, height, width };
+  }
+
+  static measure(text) {
+    return sidesOf(rowsOf(text));
   }
 
   constructor(params, edited) {
