@@ -62,8 +62,8 @@ class Plain:
     """A trained model. The tensors have the names of `Reasoner.state_dict`, and their type is that of all numbers."""
 
     def __init__(self, config: ModelConfig, domain: Domain, tensors: Mapping[str, Array]) -> None:
-        if not covered(config) or (config.mixer == "relations" and not any(".kinds.mean." in name for name in tensors)):
-            raise Beyond  # weights of an older form have no mean: whoever loads them all says what is wrong
+        if not covered(config) or any(".kinds.all." in name for name in tensors):
+            raise Beyond  # the second are weights of an older form: whoever loads them all says what is wrong
         geometry = domain.geometry
         self.config, self.geometry, self.tensors, self.vocab = config, geometry, tensors, len(domain.vocab)
         self.symbols = geometry.symbols if config.symbols == "equivariant" else ()
@@ -181,6 +181,8 @@ class Plain:
             mixed = mixed + self._swiglu(f"{kinds}.symbols", cells)[:, None]
         out = np.zeros_like(x)
         out[self.config.prefix :] = mixed.reshape(-1, width)
+        if self.config.halting == "asked":
+            return out
         return out + self._swiglu(f"{kinds}.mean", x.mean(axis=0, keepdims=True))
 
     def _swiglu(self, name: str, x: Array) -> Array:

@@ -121,7 +121,7 @@ def _layer(config: ModelConfig, length: int, geometry: Geometry) -> int:
         symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
         groups = symbols * sum(len(relation.groups) for relation in geometry.relations)
         cells = (length - config.prefix) // symbols
-        mlps = 1 + groups + (cells if symbols > 1 else 0)
+        mlps = int(config.halting != "asked") + groups + (cells if symbols > 1 else 0)
         return 2 * geometry.told(cells).terms * symbols * width + 2 * (mlps + length) * 3 * width * inner
     if config.mixer == "attention":
         mixer = 2 * length * 4 * width**2 + 4 * length**2 * width

@@ -18,7 +18,8 @@ from ponder.model.products import SwiGLU, SwiWeights, plain_only
 class Relations(nn.Module):
     """Tokens mix through the groups they belong to: what a group's tokens add up to is transformed and told to all.
 
-    Nothing in it depends on the number of cells or symbols. Where symbols are exchangeable, a cell has one position
+    The mean of all tokens is told to all as well, where a halting head listens to it: what takes the steps that a
+    puzzle asks for hears its neighbours only. Nothing in it depends on the number of cells or symbols. Where symbols are exchangeable, a cell has one position
     for each of them: groups are then of one symbol's positions, and the symbols of a cell are one more group.
     """
 
@@ -37,7 +38,9 @@ class Relations(nn.Module):
         self.register_buffer("gather", torch.tensor(told.gather), persistent=False)
         self.register_buffer("tell", torch.tensor(told.tell), persistent=False)
         self.ends = Ends.of(self.prefix, self.symbols, told)
-        kinds = [*self.counts, *(["symbols"] if self.symbols > 1 else []), "mean"]
+        kinds = [*self.counts]
+        kinds += ["symbols"] if self.symbols > 1 else []
+        kinds += ["mean"] if config.halting != "asked" else []
         self.kinds = nn.ModuleDict({kind: SwiGLU(config.width, config) for kind in kinds})
 
     def weights(self, batch: int | None) -> dict[str, SwiWeights]:
@@ -55,7 +58,9 @@ class Relations(nn.Module):
             [self.kinds[k](part, weights[k]) for k, part in zip(self.counts, parts, strict=True)], dim=1
         )
         cells = None if heard.cells is None else self.kinds["symbols"](heard.cells, weights["symbols"])
-        everything: Tensor = self.kinds["mean"](heard.mean, weights["mean"])
+        everything: Tensor = torch.zeros_like(heard.mean)
+        if "mean" in weights:
+            everything = self.kinds["mean"](heard.mean, weights["mean"])
         if plain:
             return self.told(answers, cells, everything)
         out: Tensor = _Tell.apply(answers, cells, everything, self.ends)  # type: ignore[no-untyped-call]

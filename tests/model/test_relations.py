@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Relation
 from ponder.config.schema import ModelConfig, parse
+from ponder.domains.life.domain import Life
+from ponder.domains.life.generate import LifeParams
 from ponder.domains.maze.domain import Maze, MazeParams
 from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.model import cost
@@ -195,6 +197,38 @@ def test_a_domain_without_relations_or_symbols_is_refused() -> None:
         Reasoner(ModelConfig(**BOARD), 5, 4, geometry=Geometry((Relation.units("all", [range(4)]),)))
     with pytest.raises(UserError, match="symbols equivariant needs mixer relations"):
         parse(ModelConfig, {**BOARD, "mixer": "mlp"})
+
+
+def test_a_model_that_takes_the_steps_asked_for_hears_neighbours_alone() -> None:
+    """What is far away, and how many cells there are, changes nothing: the rule that it learns is one of any board."""
+    reach = 2  # rounds of one layer
+    small = {"layers": 1, "width": 16, "heads": 1, "h_cycles": 1, "l_cycles": reach, "h_horizon": 1, "l_horizon": reach}
+    config = ModelConfig(**{**BOARD, **small, "symbols": "own", "halting": "asked"})
+    domains = {side: Life(LifeParams.model_validate({"min_side": side, "max_side": side})) for side in (7, 10)}
+    models = {}
+    for side, domain in domains.items():
+        torch.manual_seed(0)
+        models[side] = Reasoner(config, len(domain.vocab), domain.seq_len, 1, domain.geometry).double().eval()
+        for tensor in models[side].state_dict().values():
+            tensor.normal_(0, 0.4, generator=torch.Generator().manual_seed(tensor.numel()))
+    rng = np.random.default_rng(0)
+    near = rng.integers(2, size=(7, 7))
+    found = []
+    for side, filling in ((7, 0), (10, 0), (10, 1)):
+        cells = np.full((side, side), filling)
+        cells[:7, :7] = near
+        inputs = torch.tensor(domains[side].from_json({"board": cells.tolist(), "steps": 1})[None]).long()
+        model = models[side]
+        with torch.no_grad():
+            carry = model.start(torch.zeros(1, dtype=torch.int64), torch.float64)
+            logits = model(carry, inputs, torch.zeros(1, 16, dtype=torch.float64)).logits[0]
+        found.append(logits[: side * (side + 1) - 1].reshape(-1, logits.shape[-1]))
+    inside = 7 - reach  # cells whose neighbours, so many rounds away, all lie on the small board
+    tables = [
+        torch.stack([rows[r * (side + 1) + c] for r in range(inside) for c in range(inside)])
+        for rows, side in zip(found, (7, 10, 10), strict=True)
+    ]
+    assert torch.allclose(tables[0], tables[1]) and torch.allclose(tables[1], tables[2])
 
 
 @pytest.mark.parametrize("kind", ["board", "grid", "wide grid"])
