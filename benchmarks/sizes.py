@@ -1,7 +1,7 @@
 """Boards that a model was not trained on: `python -m benchmarks.sizes [--examples 200]`.
 
 Writes results/bench_sizes.json and the table in docs/boards.md. Fresh puzzles of each size: mazes with a shortest path
-of at least 5/3 of a side, as in training; Life boards asked for as many generations as in training.
+of at least 5/3 of a side, as in training; Life boards of any density, asked for up to 40 generations.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import numpy as np
 
 from ponder.base.markers import markdown, put_between
 from ponder.base.stats import share
+from ponder.domains.contract import Tokens
 from ponder.domains.life.domain import Life
 from ponder.domains.maze.domain import Maze
 from ponder.inference.solver import Solver
@@ -44,9 +45,20 @@ def at(solver: Solver, side: int) -> Solver:
     return solver.at(domain)
 
 
+def puzzles(solver: Solver, side: int, examples: int) -> list[Tokens]:
+    if isinstance(solver.domain, Maze):
+        return list(solver.domain.sample(SEED, examples)[0])
+    rng = np.random.default_rng(SEED)
+    out = []
+    for alive in rng.uniform(0.02, 0.8, examples):
+        board = (rng.random((side, side)) < alive).astype(int).tolist()
+        out.append(solver.read({"board": board, "steps": int(rng.integers(1, 41))}))
+    return out
+
+
 def measure(model: str, side: int, examples: int) -> dict[str, Any]:
     solver = at(Solver(model), side)
-    answers = solver.solve_tokens(list(solver.domain.sample(SEED, examples)[0]))
+    answers = solver.solve_tokens(puzzles(solver, side, examples))
     solved = np.array([answer.verified for answer in answers])
     steps = [answer.steps for answer in answers if answer.verified]
     return {

@@ -105,7 +105,7 @@ def test_without_torch_too(folder: Path) -> None:
 def test_what_has_a_size_keeps_it(tmp_path: Path, folder: Path) -> None:
     for name, changes in {"mlp": {"mixer": "mlp"}, "learned": {"positions": "learned"}}.items():
         other = random_folder(tmp_path / name, random_config("maze-mini", SMALL, **{**GRID, **changes}))
-        with pytest.raises(UserError, match="expected 4 rows of 4|expected 16"):
+        with pytest.raises(UserError, match=r"expected 4 rows of 4|expected 16"):
             Shelf([str(other)]).choose(name, maze(5, 5))
     shelf = Shelf([str(folder)])
     side = int(LARGEST**0.5) + 1
@@ -169,8 +169,8 @@ def test_a_tool_takes_any_size(folder: Path) -> None:
         service = Service(Shelf([str(folder)]))
         async with service, Client(make_mcp(service)) as client:
             told = [tool.description for tool in (await client.list_tools()).tools if tool.name == "solve_maze"]
-            calls = [await client.call_tool("solve_maze", {"grid": grid}) for grid in (maze(3, 5).split("/"), ["S.", "G"])]
-            return [*told, *calls]
+            grids = maze(3, 5).split("/"), ["S.", "G"]
+            return [*told, *[await client.call_tool("solve_maze", {"grid": grid}) for grid in grids]]
 
     about, taken, refused = asyncio.run(run())
     assert "other sizes, on which nothing was trained" in about
