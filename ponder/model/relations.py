@@ -19,8 +19,9 @@ class Relations(nn.Module):
     """Tokens mix through the groups they belong to: what a group's tokens add up to is transformed and told to all.
 
     The mean of all tokens is told to all as well, where a halting head listens to it: what takes the steps that a
-    puzzle asks for hears its neighbours only. Nothing in it depends on the number of cells or symbols. Where symbols are exchangeable, a cell has one position
-    for each of them: groups are then of one symbol's positions, and the symbols of a cell are one more group.
+    puzzle asks for hears its neighbours only. Nothing in it depends on the number of cells or symbols. Where symbols
+    are exchangeable, a cell has one position for each of them: groups are then of one symbol's positions, and the
+    symbols of a cell are one more group.
     """
 
     gather: Tensor
