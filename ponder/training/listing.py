@@ -64,7 +64,7 @@ def read_run(folder: Path) -> Listed:
         model=model,
         update=max(rows[-1]["update"] if rows else 0, checkpoint.last_update(folder)),
         updates=updates,
-        best=max(scores, key=lambda score: (score[1], -score[0])) if scores else None,
+        best=max(scores, key=lambda score: (score[1], score[0])) if scores else None,
         measure=measure,
         age=max(0.0, time.time() - heard),
         state=state,

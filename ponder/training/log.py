@@ -89,7 +89,7 @@ def summary(rows: list[dict[str, Any]], select: str) -> dict[str, Any]:
     """Last, chosen on val, and peak (chosen on the split itself, so optimistic): labelled, never mixed up."""
     evals = [row for row in rows if row["kind"] == "eval"]
     trains = [row for row in rows if row["kind"] == "train"]
-    chosen = max(evals, key=lambda row: (row["ema"]["val"][select], -row["update"]))
+    chosen = max(evals, key=lambda row: (row["ema"]["val"][select], row["update"]))
     splits = list(evals[-1]["ema"])
     peak = {
         split: max(

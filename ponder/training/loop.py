@@ -335,7 +335,7 @@ def train(
             log.write(row)
             view.row(row)
             score = row["ema"].get("val", {}).get(config.eval.select)
-            if score is not None and (run.best is None or score > run.best["score"]):
+            if score is not None and (run.best is None or score >= run.best["score"]):  # of equal ones the later
                 run.best = {"update": run.update, "score": score}
                 run.save(best, runtime, surroundings, everything=False)
         if run.update % config.train.save_every == 0 or outcome is not None:

@@ -26,6 +26,7 @@ from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
+from ponder.training import loop
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Depth, Limits, Outcome, halted
 from ponder.training.runs import open_folder, train_in
@@ -83,6 +84,24 @@ def test_the_run_folder_explains_itself(whole: Path) -> None:
     train_rows = [r for r in read_log(whole / "metrics.jsonl") if r["kind"] == "train"]
     watched = {"loss", "exact", "steps", "grad_norm", "norm_h", "norm_l", "ratio", "q_halt", "lr", "peak_fraction"}
     assert watched <= set(train_rows[0])
+
+
+def test_of_equal_checkpoints_the_later_is_chosen(
+    dataset: Dataset, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores = iter([0.25, 0.5, 0.5])
+    plain = loop.evaluation_row
+
+    def scored(*args: Any) -> dict[str, Any]:
+        row = plain(*args)
+        row["ema"]["val"]["exact"] = next(scores)
+        return row
+
+    monkeypatch.setattr(loop, "evaluation_row", scored)
+    run(tiny(), tmp_path / "run", data_dir)
+    assert next(scores, None) is None  # all three were asked for
+    assert checkpoint.read(tmp_path / "run" / "best").state["update"] == 24
+    assert json.loads((tmp_path / "run" / "result.json").read_text("utf-8"))["chosen_on_val"]["update"] == 24
 
 
 def test_same_seed_same_metrics(whole: Path, data_dir: Path, tmp_path: Path) -> None:
