@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -243,6 +244,14 @@ class Solver:
         )
 
 
+def nearest(solvers: Sequence[Solver], puzzle: str | Json) -> tuple[Solver, Domain] | None:
+    """Of those that take any size, the one trained on boards the least times as large or small as this puzzle's; and
+    its domain at that size."""
+    sizes = ((solver, solver.domain.resized(puzzle)) for solver in solvers if solver.any_size)
+    fits = [(solver, domain) for solver, domain in sizes if domain is not None and domain.seq_len <= LARGEST]
+    return min(fits, key=lambda fit: abs(log(fit[0].domain.seq_len / fit[1].seq_len)), default=None)
+
+
 class Shelf:
     """The solvers at hand, opened when first asked for: the zoo's, or the models (names, run folders) one lists."""
 
@@ -302,8 +311,8 @@ class Shelf:
         return [s for s in solvers if s.domain.name == wanted]
 
     def choose(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
-        """The model of that name, or the first of that domain that reads the puzzle, or the one trained on the largest
-        boards of those that take any size; and the puzzle as it reads it."""
+        """The model of that name, or the first of that domain that reads the puzzle, or the nearest of those that take
+        any size; and the puzzle as it reads it."""
         solvers = self.of(wanted)
         refusals = []
         for solver in solvers:
@@ -313,15 +322,12 @@ class Shelf:
                 raise  # it is this model's puzzle: that others cannot read it is no news
             except UserError as error:
                 refusals.append(f"{solver.name}: {error}")
-        for solver in sorted(solvers, key=lambda s: -s.domain.seq_len):
-            if (other := self._at(solver, puzzle)) is not None:
-                return other, other.read(puzzle)
+        if (found := nearest(solvers, puzzle)) is not None:
+            other = self._at(*found)
+            return other, other.read(puzzle)
         raise UserError("; ".join(refusals) if len(refusals) > 1 else refusals[0].partition(": ")[2])
 
-    def _at(self, solver: Solver, puzzle: str | Json) -> Solver | None:
-        domain = solver.domain.resized(puzzle) if solver.any_size else None
-        if domain is None or domain.seq_len > LARGEST:
-            return None
+    def _at(self, solver: Solver, domain: Domain) -> Solver:
         name = f"{solver.name} at {domain.sides}"
         other = self.sizes.pop(name, None) or solver.at(domain)
         self.sizes[name] = other  # the last one asked for

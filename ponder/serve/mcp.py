@@ -18,7 +18,7 @@ from ponder.base.errors import UserError, needs_extra, unknown
 from ponder.domains import registry
 from ponder.domains.contract import Json, Misfit, Tool
 from ponder.inference.answers import Answer
-from ponder.inference.solver import Solver
+from ponder.inference.solver import Solver, nearest
 from ponder.serve.service import Busy, Late, Service
 
 try:
@@ -225,12 +225,10 @@ def _fitting(able: Sequence[Solver], arguments: Mapping[str, Any]) -> tuple[Solv
             return solver, solver.domain.read_call(arguments)
         except Misfit as error:
             misfits.append((error.distance, error.size, solver))
-    for solver in sorted(able, key=lambda each: -each.domain.seq_len):
-        domain = solver.domain.resized(dict(arguments)) if solver.any_size else None
-        if domain is not None:
-            return solver, domain.read_call(arguments)
-    _, size, nearest = min(misfits, key=lambda each: each[0])
-    others = "" if len(able) == 1 else f"; the nearest is {nearest.domain.takes()}"
+    if (found := nearest(able, dict(arguments))) is not None:
+        return found[0], found[1].read_call(arguments)
+    _, size, closest = min(misfits, key=lambda each: each[0])
+    others = "" if len(able) == 1 else f"; the nearest is {closest.domain.takes()}"
     raise UserError(f"this puzzle has {size}, which no solver here takes. Available: {_sizes(able)}{others}")
 
 

@@ -139,6 +139,22 @@ def test_a_shelf_remembers_a_few_sizes(folder: Path) -> None:
     assert shelf.choose("small", maze(3, 3))[0] is not first
 
 
+def test_the_nearest_model_takes_it(tmp_path: Path) -> None:
+    models = [
+        str(
+            random_folder(
+                tmp_path / f"side-{side}", random_config("maze-mini", {**SMALL, "height": side, "width": side}, **GRID)
+            )
+        )
+        for side in (4, 12)
+    ]
+    for order in (models, models[::-1]):
+        shelf = Shelf(order)
+        chosen = {side: shelf.choose("maze", maze(side, side))[0].trained for side in (3, 4, 6, 8, 11, 12, 20)}
+        near = {3: 4, 4: 4, 6: 4, 8: 12, 11: 12, 12: 12, 20: 12}
+        assert chosen == {side: f"side-{trained}" for side, trained in near.items()}
+
+
 def test_a_server_takes_any_size(folder: Path) -> None:
     """Each gets what it would get alone; an idle size makes room for a new one, and all count as the one model."""
     alone = Shelf([str(folder)])

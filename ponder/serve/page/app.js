@@ -225,12 +225,14 @@ function put(text) {
   edited();
 }
 
-// The same with a model that takes any size, the one that was trained on the largest boards: whether there is one.
+// The same with the nearest model of those that take any size, as the server would choose it: whether there is one.
 function putAtItsSize(text, peers) {
-  const area = (m) => viewOf(m).sides(m.params).reduce((a, b) => a * b);
-  const able = peers.filter((m) => m.any_size).sort((a, b) => area(b) - area(a))[0];
-  const sides = able && viewOf(able).measure(text);
-  if (!sides || sides.some((side) => side < 3 || side > 32) || (viewOf(able).square && sides[0] !== sides[1])) return false;
+  const sides = viewOf(model).measure?.(text);
+  const area = ([rows, columns]) => rows * columns;
+  const far = (m) => Math.abs(Math.log(area(viewOf(m).sides(m.params)) / area(sides)));
+  const able = sides && peers.filter((m) => m.any_size).sort((a, b) => far(a) - far(b))[0];
+  if (!able) return false;
+  if (sides.some((side) => side < 3 || side > 32) || (viewOf(able).square && sides[0] !== sides[1])) return false;
   const at = viewOf(able).resized(able.params, ...sides);
   viewOf(able).read(text, at, able.board);
   choose(able, at);
