@@ -64,6 +64,11 @@ def schema() -> dict[str, Any]:
                 "description": "what is trained when no --model is given: a model preset, and settings that go with it",
                 "properties": {
                     "model": {"type": "string"},
+                    "but": {
+                        "$ref": f"#/$defs/{SECTIONS['model'].__name__}",
+                        "description": "where the model differs from that preset",
+                    },
+                    "data": {"type": "object", "anyOf": kinds},
                     **{name: {"$ref": f"#/$defs/{SECTIONS[name].__name__}"} for name in ("train", "eval")},
                 },
                 "additionalProperties": False,

@@ -26,9 +26,9 @@ from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
-from ponder.training import loop
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Depth, Limits, Outcome, halted
+from ponder.training.rows import evaluation_row
 from ponder.training.runs import open_folder, train_in
 from tests.conftest import tiny
 from tests.support.rounding import DRAWS, agree, apart, nudge, spread
@@ -90,14 +90,13 @@ def test_of_equal_checkpoints_the_later_is_chosen(
     dataset: Dataset, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scores = iter([0.25, 0.5, 0.5])
-    plain = loop.evaluation_row
 
     def scored(*args: Any) -> dict[str, Any]:
-        row = plain(*args)
+        row = evaluation_row(*args)
         row["ema"]["val"]["exact"] = next(scores)
         return row
 
-    monkeypatch.setattr(loop, "evaluation_row", scored)
+    monkeypatch.setattr("ponder.training.loop.evaluation_row", scored)
     run(tiny(), tmp_path / "run", data_dir)
     assert next(scores, None) is None  # all three were asked for
     assert checkpoint.read(tmp_path / "run" / "best").state["update"] == 24
