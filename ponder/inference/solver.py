@@ -31,7 +31,7 @@ class Unsolvable(UserError):
 
 TRIES = 8
 """Of a search that nobody gave a number for."""
-LARGEST, SIZES = 1200, 16
+LARGEST, SIZES = 1200, 8
 """Tokens of a board that a model is put to which was trained on others, and how many such sizes a shelf remembers."""
 
 

@@ -109,9 +109,10 @@ fewer than one in so many: one more of them takes as long as so many terms of a 
 class Sums:
     """y = M x along the tokens [B, tokens, ...]."""
 
-    matrix: Tensor
+    matrix: Tensor | None
     lists: Tensor | None
-    """[terms, rows] the tokens that each row adds up, where M is mostly zeros; one beyond the last token is none."""
+    """[terms, rows] the tokens that each row adds up, in the place of M where it is mostly zeros (of a large board tens
+    of megabytes); one beyond the last token is none."""
     scale: float
     same: bool
     """Whether M is the identity."""
@@ -127,15 +128,18 @@ class Sums:
                 found = np.flatnonzero(members)
                 lists[: len(found), row] = found
         same = rows == tokens and bool((matrix == np.eye(rows)).all())
-        return Sums(torch.tensor(matrix), None if lists is None else torch.tensor(lists), float(values[0]), same)
+        if lists is not None:
+            return Sums(None, torch.tensor(lists), float(values[0]), same)
+        return Sums(torch.tensor(matrix), None, float(values[0]), same)
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.flatten(2)
         if self.same:
             out = flat.contiguous()
-        elif self.lists is None:
+        elif self.matrix is not None:
             out = torch.matmul(self.matrix.to(x.dtype), flat)
         else:
+            assert self.lists is not None
             more = F.pad(flat, (0, 0, 0, 1))
             out = more.index_select(1, self.lists[0])
             for each in self.lists[1:]:
