@@ -1,13 +1,14 @@
 """Findings: a claim, the rule that decides it, and the verdict that follows from stored results alone.
 
 The rule is declared in the study's YAML as comparisons of two quantities, before they are run. A finding is confirmed
-when every one of its comparisons holds, contrary when one of them is turned round by more than their number explains;
-"the same" is claimed with a margin and tested from both sides. All findings of a study are one family, corrected as
-such (Holm), and a finding with one seed is not tested at all.
+when every one of its comparisons holds, contrary when one of them is turned round by more than their number explains,
+absent when a difference of the size that matters is ruled out in one of them; "the same" is claimed with a margin and
+tested from both sides. All findings of a study are one family, corrected as such (Holm), and a finding with one seed is
+not tested at all.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,16 +18,21 @@ from ponder.base import stats
 from ponder.base.errors import UserError, unknown
 from ponder.base.stats import Estimate
 from ponder.config.schema import Frozen, parse
-from ponder.reports.values import SEARCH, Place, Quantity, StudyResults, Way, score_of
+from ponder.reports.values import SEARCH, Clock, Place, Quantity, StudyResults, Way, score_of
 from ponder.studies.spec import Form, Study, form
 
 CONFIRMED, NOT_TESTABLE, NOT_RUN = "confirmed", "not testable", "not run yet"
-UNDECIDED, CONTRARY = "not confirmed: undecided", "not confirmed: contrary"
+UNDECIDED, CONTRARY, ABSENT = "not confirmed: undecided", "not confirmed: contrary", "not confirmed: absent"
+DECIDED = (CONFIRMED, CONTRARY, ABSENT)
 ONE_SEED, LEFT_OUT = "one seed", "its task is left out"
 FAMILY = 2 * stats.LEVEL
 """How likely any false verdict among the findings of a study may be."""
-Outcome = Literal["holds", "undecided", "contrary"]
+MATTERS = 0.02
+"""A difference of accuracies that a claim of more or less should come to, unless the paper's own is smaller."""
+Outcome = Literal["holds", "undecided", "contrary", "absent"]
 """Of one comparison."""
+Paper = Callable[[tuple[str, Quantity]], float | None]
+"""The paper's number for a variant and its quantity, in points for accuracies."""
 
 Side = str | Mapping[str, Any]
 """A variant's name, or the parts of a quantity that this side changes, `variant` among them."""
@@ -87,6 +93,8 @@ class Decision:
     """How likely such a result is if the claim is wrong: its p-value."""
     turned: float = 1.0
     """The same of the claim's opposite."""
+    absent: float = 1.0
+    """And of a difference that is smaller than what matters, or on the other side."""
 
 
 @dataclass(frozen=True)
@@ -96,29 +104,54 @@ class Judgement:
     why: str
     compared: tuple[Compared, ...]
     chance: float | None = None
-    """p-value of what the finding leans to, two-sided, for the family it belongs to; None where nothing was tested."""
+    """p-value of the verdict, or of what an undecided finding leans to, two-sided, for the family it belongs to; None
+    where nothing was tested."""
 
 
-def judge(findings: Sequence[Finding], results: StudyResults) -> list[Judgement]:
+def judge(findings: Sequence[Finding], results: StudyResults, paper: Paper = lambda side: None) -> list[Judgement]:
     """The verdicts of a study, from the declared rules and what is stored."""
-    found = [_judge(finding, results) for finding in findings]
-    tested = [i for i, each in enumerate(found) if each.chance is not None]
-    corrected = stats.holm([found[i].chance or 0.0 for i in tested])
-    for i, chance in zip(tested, corrected, strict=True):
-        alone = found[i]
-        if chance > FAMILY and alone.verdict != UNDECIDED:
-            why = f"{alone.verdict.rpartition(': ')[2]} if it were the only one of {len(tested)} findings"
-            alone = replace(alone, verdict=UNDECIDED, why="; ".join(filter(None, (alone.why, why))))
-        found[i] = replace(alone, chance=chance)
-    return found
+    found = [_judge(finding, results, paper) for finding in findings]
+    tested = [each for each in found if isinstance(each, Tested)]
+    # Where the truth lies decides which verdicts would be false, and at no place are those more likely than twice the
+    # smallest p-value says: equal ones may be called more or less, a difference that matters may be called absent.
+    least = [min(1.0, 2 * min(each.chances.values())) for each in tested]
+    corrected = {id(each): chance for each, chance in zip(tested, stats.holm(least), strict=True)}
+    return [
+        each.judged(corrected[id(each)], results.study.looks, len(tested)) if isinstance(each, Tested) else each
+        for each in found
+    ]
 
 
-def _judge(finding: Finding, results: StudyResults) -> Judgement:
-    """The verdict of one, as if it were alone."""
+@dataclass(frozen=True)
+class Tested:
+    """A finding whose comparisons are all there, before its family is looked at."""
+
+    finding: Finding
+    compared: tuple[Compared, ...]
+    chances: Mapping[str, float]
+    """Verdict -> its p-value, one-sided; of several that are sure enough the first counts."""
+
+    def judged(self, corrected: float, looks: int, family: int) -> Judgement:
+        """`corrected`: the smallest p-value of the family; what raised it raises the others alike."""
+        alone = min(1.0, 2 * min(self.chances.values()))
+        factor = looks * (corrected / alone if alone else 1.0)
+        counts = Counter(c.decision.outcome for c in self.compared)
+        mixed = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(counts) > 1 else ""
+        for verdict, chance in self.chances.items():
+            if (chance := min(1.0, 2 * factor * chance)) <= FAMILY:
+                return Judgement(self.finding, verdict, mixed, self.compared, chance)
+        would = next((verdict for verdict, chance in self.chances.items() if 2 * chance <= FAMILY), None)
+        why = f"{would.rpartition(': ')[2]} if it were the only one of {family} findings" if would else ""
+        why += f" and this the first of {looks} looks" if would and looks > 1 else ""
+        why = "; ".join(filter(None, (mixed, why)))
+        return Judgement(self.finding, UNDECIDED, why, self.compared, min(1.0, looks * corrected))
+
+
+def _judge(finding: Finding, results: StudyResults, paper: Paper) -> Judgement | Tested:
     scale = form(results.scale)
     if scale in finding.not_testable:
         return Judgement(finding, NOT_TESTABLE, finding.not_testable[scale], ())
-    compared = tuple(c for test in finding.tests for c in _compared(test, results))
+    compared = tuple(c for test in finding.tests for c in _compared(test, results, paper))
     if len(compared) < sum(len(test.b) if isinstance(test.b, tuple) else 1 for test in finding.tests):
         return Judgement(finding, NOT_TESTABLE, f"{LEFT_OUT} of the {scale} form", compared)
     needed = {place for c in compared for place in c.needed}
@@ -132,21 +165,20 @@ def _judge(finding: Finding, results: StudyResults) -> Judgement:
     unknown = [c for c in compared if c.decision.outcome is None]
     if unknown:
         return Judgement(finding, NOT_TESTABLE, unknown[0].decision.why, compared)
-    # All comparisons together hold as surely as the least sure of them; that one of several is turned round is as
-    # likely by chance as there are comparisons.
-    holds = max(c.decision.holds for c in compared)
-    turned = min(1.0, len(compared) * min(c.decision.turned for c in compared))
-    chance = min(1.0, 2 * min(holds, turned))
-    counts = Counter(c.decision.outcome for c in compared)
-    mixed = ", ".join(f"{n} {outcome}" for outcome, n in counts.items()) if len(counts) > 1 else ""
-    verdict = UNDECIDED if chance > FAMILY else CONFIRMED if holds < turned else CONTRARY
-    return Judgement(finding, verdict, mixed, compared, chance)
+    # All comparisons together hold as surely as the least sure of them; that one of several is turned round, or absent,
+    # is as likely by chance as there are comparisons.
+    chances = {
+        CONFIRMED: max(c.decision.holds for c in compared),
+        CONTRARY: min(1.0, len(compared) * min(c.decision.turned for c in compared)),
+        ABSENT: min(1.0, len(compared) * min(c.decision.absent for c in compared)),
+    }
+    return Tested(finding, compared, chances)
 
 
-def _compared(test: Test, results: StudyResults) -> Iterator[Compared]:
+def _compared(test: Test, results: StudyResults, paper: Paper) -> Iterator[Compared]:
     for (variant_a, of_a), (variant_b, of_b) in pairs_of(test, results.study):
         if all(results.seeds(results.task_of(of), v) for v, of in ((variant_a, of_a), (variant_b, of_b))):
-            yield _compare(test, results, variant_a, of_a, variant_b, of_b)
+            yield _compare(test, results, (variant_a, of_a), (variant_b, of_b), paper)
 
 
 def pairs_of(test: Test, study: Study) -> list[tuple[tuple[str, Quantity], tuple[str, Quantity]]]:
@@ -180,14 +212,14 @@ def _side(side: Side, test: Test, study: Study) -> tuple[str, Quantity]:
 
 
 def _compare(
-    test: Test, results: StudyResults, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity
+    test: Test, results: StudyResults, a: tuple[str, Quantity], b: tuple[str, Quantity], paper: Paper
 ) -> Compared:
+    (variant_a, of_a), (variant_b, of_b) = sides = a, b
     if test.rank:
         return _correlated(test, results, of_a, of_b)
     clock = None
     if test.at != "end":
         clock = results.clock("update" if test.at == "updates" else "seconds", [variant_a, variant_b], of_a)
-    sides = ((variant_a, of_a), (variant_b, of_b))
     places = [(results.task_of(of), variant) for variant, of in sides]
     needed = frozenset((*place, seed) for place in places for seed in results.seeds(*place))
     missing = frozenset(place for place in needed if results.cells[place] is None)
@@ -200,7 +232,8 @@ def _compare(
         by = 100 if percent else 1
         found = results.compare(*sides, clock) if test.than is None else _against(results, *sides[0], test.than / by)
         margin = test.margin / by
-    decision = decide(found, test.is_, margin)
+    matters = _matters(test, results, a, b, clock, paper) if percent else None
+    decision = decide(found, test.is_, margin, matters)
     if test.spread:  # a ratio is decided by its logarithm
         why = decision.why.replace("includes 0", "includes 1")
         if found is None and not missing:
@@ -216,6 +249,30 @@ def _compare(
     final = clock is None and test.than is None
     same = test.is_ == "within"
     return Compared(words, found, decision, same, unit, needed, missing, sides if final else None)
+
+
+def _matters(
+    test: Test,
+    results: StudyResults,
+    a: tuple[str, Quantity],
+    b: tuple[str, Quantity],
+    clock: Clock | None,
+    paper: Paper,
+) -> float | None:
+    """What a claim of more or less should come to: MATTERS, or the paper's own difference where that is smaller. None
+    where the claim is of another kind, and where `b` has no room for twice as much: at the ceiling nothing is more."""
+    if test.is_ == "within" or test.margin or test.than is not None:
+        return None
+    up = test.is_ == "greater"
+    size, (theirs, than) = MATTERS, (paper(a), paper(b))
+    if clock is None and theirs is not None and than is not None:
+        gap = (theirs - than if up else than - theirs) / 100
+        size = min(size, gap) if gap > 0 else size
+    known = [reading.value for reading in results.readings(*b, clock).values()]
+    if not known:
+        return None
+    mean = sum(known) / len(known)
+    return size if (1 - mean if up else mean) >= 2 * size else None
 
 
 def _correlated(test: Test, results: StudyResults, of_a: Quantity, of_b: Quantity) -> Compared:
@@ -243,8 +300,9 @@ def _against(results: StudyResults, variant: str, of: Quantity, number: float) -
     return replace(found, value=found.value - number, low=found.low - number, high=found.high - number)
 
 
-def decide(found: Estimate | None, claimed: str, margin: float) -> Decision:
-    """Whether the truth lies on the claimed side, by one test for each side of each limit; if not, where it lies."""
+def decide(found: Estimate | None, claimed: str, margin: float, matters: float | None = None) -> Decision:
+    """Whether the truth lies on the claimed side, by one test for each side of each limit; if not, where it lies.
+    `matters`: what the claimed difference should come to, for a claim without a margin."""
     if found is None:
         return Decision(None, "one side has no result")
     if found.low is None or found.high is None:
@@ -261,16 +319,21 @@ def decide(found: Estimate | None, claimed: str, margin: float) -> Decision:
         return Decision("undecided", "the interval reaches beyond the margin", holds, turned)
     value, low, high = found.value, found.low, found.high
     holds, turned = found.above(margin), found.below(margin)
+    absent = found.below(matters) if matters is not None else 1.0
     if claimed == "less":
         value, low, high, holds, turned = -value, -high, -low, found.below(-margin), found.above(-margin)
+        absent = found.above(-matters) if matters is not None else 1.0
     if holds <= stats.LEVEL:
         return Decision("holds", "", holds, turned)
     if turned <= stats.LEVEL:
         short = margin > 0 and high >= 0
         where = "below the margin" if short else "on the other side" if margin >= 0 else "beyond the loss allowed"
-        return Decision("contrary", f"the interval lies {where}", holds, turned)
+        return Decision("contrary", f"the interval lies {where}", holds, turned, absent)
+    if matters is not None and absent <= stats.LEVEL:
+        return Decision("absent", f"a difference of {100 * matters:.2g} points is ruled out", holds, turned, absent)
     mean = "the mean is as claimed" if value > margin else "the mean is not as claimed"
-    return Decision("undecided", f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}", holds, turned)
+    why = f"the interval includes {'0' if margin == 0 else 'the margin'}, {mean}"
+    return Decision("undecided", why, holds, turned, absent)
 
 
 def _words(test: Test, results: StudyResults, variant_a: str, of_a: Quantity, variant_b: str, of_b: Quantity) -> str:

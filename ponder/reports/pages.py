@@ -29,6 +29,7 @@ from ponder.reports.tables import (
     matrix,
     number,
     page_of,
+    paper_number,
 )
 from ponder.reports.values import Quantity, StudyResults, policies_of
 from ponder.reports.verdicts import PROTOCOLS, StudyReport, status, titles_of, verdict_text, which_text
@@ -93,7 +94,7 @@ def make(study: Study, scale: str, results: Path, store: Store | None = None) ->
     page = page_of(study)
     panels = panels_of(study.name, page.figure, {label: column.label for column, label in columns_of(page) if label})
     found = gather(study, scale, results, page.measure.llm, store)
-    verdicts = judge(page.findings, found)
+    verdicts = judge(page.findings, found, lambda side: paper_number(page, *side)[0])
     file = study.name if scale == "mini" else f"{study.name}-{scale}"
     table = entries(found, page)
     (results / "studies").mkdir(parents=True, exist_ok=True)

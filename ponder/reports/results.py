@@ -7,13 +7,26 @@ from itertools import pairwise
 
 from ponder.base import stats
 from ponder.base.markers import markdown
-from ponder.reports.findings import CONFIRMED, CONTRARY, NOT_RUN, NOT_TESTABLE, ONE_SEED, UNDECIDED, Judgement
+from ponder.reports.findings import (
+    ABSENT,
+    CONFIRMED,
+    CONTRARY,
+    DECIDED,
+    NOT_RUN,
+    NOT_TESTABLE,
+    ONE_SEED,
+    UNDECIDED,
+    Compared,
+    Judgement,
+)
 from ponder.reports.tables import FIXED, MISSING, Entry, columns_of
 from ponder.reports.values import score_of
 from ponder.reports.verdicts import PROTOCOLS, StudyReport, shown, status, verdict_text, which_text
 from ponder.studies.spec import form
 
-VERDICTS = (CONFIRMED, UNDECIDED, CONTRARY, NOT_TESTABLE, NOT_RUN)
+VERDICTS = (CONFIRMED, CONTRARY, ABSENT, UNDECIDED, NOT_TESTABLE, NOT_RUN)
+WORDS = {CONFIRMED: "", CONTRARY: "The other way round", ABSENT: "No such difference"}
+"""What stands before the claim of a finding that is decided."""
 SHOWN = 6
 """Claims of a kind that the README lists; RESULTS.md has them all."""
 MAIN = "main-results"
@@ -28,10 +41,13 @@ RULES = (
     "pooled over the variants of a study) and, where the answers are stored, example by example. *Confirmed*: every "
     'comparison of the claim holds; "the same" and "no gain" have a margin and are tested from both sides, so that a '
     "collapse is contrary and not a tie. *Contrary*: one comparison is turned round by more than their number "
-    "explains. *Undecided*: neither; the text gives the smallest difference that was to be seen (found four times in "
+    "explains. *Absent*: more or less was claimed, and a difference of 2 points, or as large as the paper's own where "
+    "that is smaller, is ruled out (only where there was room for twice as much: at the ceiling nothing can be more). "
+    "*Undecided*: none of these; the text gives the smallest difference that was to be seen (found four times in "
     "five). The findings of a study are one family, corrected by Holm: any false verdict among them has a chance of "
-    "5%. One seed decides nothing. Scores are of *valid* answers, which the puzzle's rules accept; the *best fixed "
-    "answer* is what is scored without looking at the puzzle."
+    "5%, shared by the looks where seeds were added after one. One seed decides nothing. Scores are of *valid* "
+    "answers, which the puzzle's rules accept; the *best fixed answer* is what is scored without looking at the "
+    "puzzle."
 )
 
 
@@ -65,28 +81,34 @@ def headline(reports: Sequence[StudyReport]) -> str:
     paper = [v for v in every if v.finding.source == "paper"]
     new = [v for v in every if v.finding.source == "beyond"]
     count = Counter(v.verdict for v in paper)
-    unanswered = [v for v in paper if v.verdict not in (CONFIRMED, CONTRARY)]
+    unanswered = [v for v in paper if v.verdict not in DECIDED]
     lines = [f"**Of the paper's {len(paper)} findings, {_outcome(count, 'at this size')}.**", ""]
-    for verdict, words in ((CONFIRMED, "Holds"), (CONTRARY, "The other way round")):
+    for verdict, words in WORDS.items():
         claims = [v.finding.claim for v in paper if v.verdict == verdict]
-        lines += [f"- {words}: {claim}" for claim in claims[:SHOWN]]
+        lines += [f"- {words or 'Holds'}: {claim}" for claim in claims[:SHOWN]]
         lines += [f"- and {len(claims) - SHOWN} more of these in RESULTS.md"] if claims[SHOWN:] else []
     lines += ["", "Why the others could not be told:", ""] if unanswered else []
     reasons = Counter(map(_reason, unanswered)).most_common()
     lines += [f"- {n}: {reason}" for reason, n in reasons[:3]]
     lines += [f"- {sum(n for _, n in reasons[3:])}: other reasons"] if reasons[3:] else []
-    answered = [v for v in new if v.verdict in (CONFIRMED, CONTRARY)]
-    said = " ".join(f"{'Not so: ' if v.verdict == CONTRARY else ''}{v.finding.claim}" for v in answered[:SHOWN])
+    answered = [v for v in new if v.verdict in DECIDED]
+    said = " ".join(f"{_prefix(v)}{v.finding.claim}" for v in answered[:SHOWN])
     lines += ["", f"Questions beyond it that have an answer: {len(answered)} of {len(new)}. {said}".strip()]
     return "\n".join([*lines, "", _spent_text(reports)])
 
 
 def _outcome(count: Counter[str], where: str) -> str:
-    holds, turned = count[CONFIRMED], count[CONTRARY]
+    holds, turned, absent = (count[verdict] for verdict in DECIDED)
     return (
         f"{holds} {'holds' if holds == 1 else 'hold'} {where}, {turned} {'comes' if turned == 1 else 'come'} out the "
-        f"other way, and {count.total() - holds - turned} could not be told"
+        f"other way, of {absent} the difference is ruled out, and {count.total() - holds - turned - absent} could not "
+        "be told"
     )
+
+
+def _prefix(verdict: Judgement) -> str:
+    words = WORDS[verdict.verdict]
+    return f"{words}: " if words else ""
 
 
 def _spent_text(reports: Sequence[StudyReport]) -> str:
@@ -129,7 +151,7 @@ def first_page(reports: Sequence[StudyReport], results: str) -> list[str]:
     def listed(some: Sequence[tuple[StudyReport, Judgement]], *verdicts: str) -> str:
         return "\n".join(f"- {_in_a_line(v, r)}" for r, v in some if v.verdict in verdicts) or "Nothing yet."
 
-    beyond = Counter(_reason(v) for _, v in new if v.verdict not in (CONFIRMED, CONTRARY))
+    beyond = Counter(_reason(v) for _, v in new if v.verdict not in DECIDED)
     rest = "; ".join(f"{reason} {n}" for reason, n in beyond.most_common())
     return [
         "A recursive reasoning model applies a small network again and again to refine its answer. The paper compares "
@@ -139,12 +161,12 @@ def first_page(reports: Sequence[StudyReport], results: str) -> list[str]:
         "## What holds at this size",
         listed(paper, CONFIRMED),
         "## What does not",
-        listed(paper, CONTRARY),
+        listed(paper, CONTRARY, ABSENT),
         "## What could not be told, and why",
         _open_text(reports, paper),
         "## What is new",
         "Questions beyond the paper that were answered:",
-        listed(new, CONFIRMED, CONTRARY),
+        listed(new, *DECIDED),
         *([f"Open: {rest}."] if rest else []),
         *_order_part(reports, results),
     ]
@@ -152,13 +174,11 @@ def first_page(reports: Sequence[StudyReport], results: str) -> list[str]:
 
 def _in_a_line(verdict: Judgement, report: StudyReport) -> str:
     """The claim, with the comparison that says least for it, or most against it."""
-    turned = "The other way round: " if verdict.verdict == CONTRARY else ""
     title = report.results.study.title
-    text = f"{turned}{verdict.finding.claim} ([{title}](#{_anchor(title)})"
+    text = f"{_prefix(verdict)}{verdict.finding.claim} ([{title}](#{_anchor(title)})"
     known = [c for c in verdict.compared if c.estimate is not None]
     if verdict.chance is not None and known:
-        contrary = verdict.verdict == CONTRARY
-        telling = min(known, key=lambda c: c.decision.turned if contrary else -c.decision.holds)
+        telling = min(known, key=lambda c: _against(c, verdict.verdict))
         found, unit = telling.estimate, telling.unit
         assert found is not None
         text += f": {shown(found.value, unit)}{f' {unit}' if unit else ''}"
@@ -166,6 +186,11 @@ def _in_a_line(verdict: Judgement, report: StudyReport) -> str:
             text += f", {shown(found.low, unit)} to {shown(found.high, unit)}"
         text += f"; {found.seeds} seeds"
     return text + ")"
+
+
+def _against(compared: Compared, verdict: str) -> float:
+    decision = compared.decision
+    return {CONTRARY: decision.turned, ABSENT: decision.absent}.get(verdict, -decision.holds)
 
 
 def _anchor(title: str) -> str:
@@ -186,7 +211,7 @@ def _open_text(reports: Sequence[StudyReport], every: Sequence[tuple[StudyReport
     """Findings without an answer, by the reason."""
     why: dict[str, list[tuple[StudyReport, Judgement]]] = {}
     for report, verdict in every:
-        if verdict.verdict not in (CONFIRMED, CONTRARY):
+        if verdict.verdict not in DECIDED:
             why.setdefault(_reason(verdict), []).append((report, verdict))
     lines = []
     for reason, some in sorted(why.items(), key=lambda each: -len(each[1])):

@@ -132,6 +132,9 @@ class Study(Frozen):
     variants: dict[str, Variant] = Field(min_length=1)
     scales: dict[Form, Scale]
     after: After = After()
+    looks: int = Field(
+        1, ge=1, description="times its verdicts were read, this one among them, before seeds were added"
+    )
     # The report reads and checks these (ponder/reports).
     measure: Any = None
     paper_numbers: Any = None

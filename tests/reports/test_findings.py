@@ -1,14 +1,18 @@
 """How a claim is judged: what a difference decides, and what the verdicts of a study make of it."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from ponder.base.errors import UserError
 from ponder.base.stats import Estimate
 from ponder.reports.findings import (
+    ABSENT,
     CONFIRMED,
     CONTRARY,
     NOT_RUN,
@@ -79,6 +83,35 @@ def test_not_confirmed_says_on_which_side() -> None:
     assert "a fall, not a tie" in decide(around(-0.6, -0.5), "within", 0.02).why
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [
+        (-0.01, 0.015, "absent"),
+        (-0.09, 0.015, "absent"),
+        (-0.01, 0.025, "undecided"),
+        (0.001, 0.015, "holds"),  # small, but there
+        (-0.03, -0.01, "contrary"),
+    ],
+)
+def test_a_difference_that_would_matter_can_be_ruled_out(low: float, high: float, outcome: str) -> None:
+    for claimed, found in (("greater", around(low, high)), ("less", around(-high, -low))):
+        decision = decide(found, claimed, 0.0, matters=0.02)
+        assert decision.outcome == outcome and ("2 points" in decision.why) is (outcome == "absent")
+        assert decide(found, claimed, 0.0).outcome != "absent"
+
+
+@pytest.mark.parametrize("truth", [-0.03, -0.01, 0.0, 0.01, 0.0199, 0.02, 0.03])
+def test_wherever_the_truth_lies_one_decision_in_twenty_is_false_at_most(truth: float) -> None:
+    """More, less and absent are three tests of one estimate, yet no more of them are false than of two."""
+    draws, error = 20_000, 0.008
+    values = np.random.default_rng(0).normal(truth, error, draws)
+    half = 1.959964 * error
+    found = Counter(decide(around(v - half, v + half), "greater", 0.0, matters=0.02).outcome for v in values)
+    false = found["holds"] * (truth <= 0) + found["contrary"] * (truth >= 0) + found["absent"] * (truth >= 0.02)
+    assert false / draws <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / draws)
+    assert found["absent"] > 0
+
+
 # Verdicts -------------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +144,30 @@ def test_verdicts_follow_the_rule_both_ways(tmp_path: Path) -> None:
         verdict_of(tmp_path, [{**YES, "a": "c"}])
     with pytest.raises(ValueError, match="at least 1 item"):
         verdict_of(tmp_path, [])
+
+
+def test_a_claim_is_absent_where_what_matters_is_ruled_out_and_there_was_room_for_it(tmp_path: Path) -> None:
+    def verdict(share: float, folder: str, tests: list[Mapping[str, Any]], **fields: Any) -> Judgement:
+        page = {"findings": [{"id": "x", "claim": "x", "tests": tests}], "paper": "sec", **fields}
+        study_ = two(**page)
+        write(study_, tmp_path / folder, lambda cell, split: some_right(share))
+        (made,) = make(study_, "mini", tmp_path / folder).verdicts
+        return made
+
+    # The same answers in all trainings: 2 points are two standard errors of the examples away and more.
+    assert verdict(0.7, "room", [YES]).verdict == ABSENT
+    assert verdict(0.7, "room", [{**YES, "is": "less"}]).verdict == ABSENT
+    assert verdict(0.7, "room", [{**YES, "margin": 5}]).verdict == CONTRARY  # a margin of its own says what is meant
+    assert verdict(0.97, "ceiling", [YES]).verdict == UNDECIDED
+    assert verdict(0.97, "ceiling", [{**YES, "is": "less"}]).verdict == ABSENT
+    assert verdict(0.03, "floor", [{**YES, "is": "less"}]).verdict == UNDECIDED
+    # The paper claims a tenth of a point: 2 points ruled out are nothing against it; of 3 points they are the less.
+    little, much = ({"a": {"Sudoku": 90.0}, "b": {"Sudoku": 90.0 + more}} for more in (0.1, 3.0))
+    assert verdict(0.7, "room", [YES], paper_numbers=little).verdict == UNDECIDED
+    assert verdict(0.7, "room", [YES], paper_numbers=much).verdict == ABSENT
+    # Read twice, a verdict is half as sure.
+    once, again = verdict(0.7, "room", [YES]), verdict(0.7, "room", [YES], looks=2)
+    assert again.chance == pytest.approx(2 * (once.chance or 0))
 
 
 def test_one_of_many_comparisons_turns_nothing_round_and_a_study_is_one_family(tmp_path: Path) -> None:
@@ -243,4 +300,4 @@ def test_physical_batch_says_which_mode_shows_the_gap(tmp_path: Path) -> None:
     assert "not known yet" in which_text(make(study_, "mini", tmp_path / "empty"))
     write(study_, tmp_path, lambda cell, _: some_right(0.3 if cell.variant == "trajectory-4" else 0.8))
     said = which_text(make(study_, "mini", tmp_path))
-    assert "trajectory (independent: not confirmed: undecided; trajectory: confirmed)" in said
+    assert "trajectory (independent: not confirmed: absent; trajectory: confirmed)" in said
