@@ -78,4 +78,32 @@ class Told:
         return int(np.count_nonzero(self.gather) + np.count_nonzero(self.tell))
 
 
+SPARSE = 10
+"""The few tokens of a group are added up one after the other, instead of by a product with mostly zeros, where they are
+fewer than one in so many: one more of them takes as long as so many terms of a product (docs/performance.md)."""
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A matrix that is mostly zeros, as the columns that each row adds up (of a large board the matrix has tens of
+    megabytes)."""
+
+    columns: npt.NDArray[np.int64]
+    """[terms, rows]; one beyond the last column is none."""
+    scale: float
+
+    @staticmethod
+    def of(matrix: npt.NDArray[np.float32]) -> "Lists | None":
+        """None where a product is no slower, or where the terms are weighed."""
+        rows, size = matrix.shape
+        values, terms = np.unique(matrix[matrix != 0]), int((matrix != 0).sum(axis=1).max(initial=0))
+        if len(values) != 1 or terms * SPARSE >= size:
+            return None
+        columns = np.full((terms, rows), size)
+        for row, members in enumerate(matrix):
+            found = np.flatnonzero(members)
+            columns[: len(found), row] = found
+        return Lists(columns, float(values[0]))
+
+
 NO_GEOMETRY = Geometry()

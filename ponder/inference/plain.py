@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ponder.base import files, stats
+from ponder.base.geometry import Lists
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Domain, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
@@ -69,7 +70,11 @@ class Plain:
         self.symbols = geometry.symbols if config.symbols == "equivariant" else ()
         self.others = [token for token in range(self.vocab) if token not in self.symbols]
         self.length = config.prefix + domain.seq_len * max(len(self.symbols), 1)
-        self.told = geometry.told(domain.seq_len)
+        told = geometry.told(domain.seq_len)
+        self.groups = told.counts
+        self.gather, self.tell = (
+            Lists.of(matrix) or matrix.astype(tensors["embed"].dtype) for matrix in (told.gather, told.tell)
+        )
 
     def start(self) -> Carry:
         """Where every puzzle starts."""
@@ -169,13 +174,12 @@ class Plain:
         """What the groups of the puzzle tell its positions."""
         symbols, width = max(len(self.symbols), 1), x.shape[-1]
         body = x[self.config.prefix :].reshape(-1, symbols * width)
-        told = self.told
-        groups = (told.gather.astype(x.dtype) @ body).reshape(-1, symbols, width)
+        groups = _summed(self.gather, body).reshape(-1, symbols, width)
         answers, start = [], 0
-        for kind, count in told.counts.items():
+        for kind, count in self.groups.items():
             answers.append(self._swiglu(f"{kinds}.{kind}", groups[start : start + count]))
             start += count
-        mixed = (told.tell.astype(x.dtype) @ np.concatenate(answers).reshape(start, -1)).reshape(-1, symbols, width)
+        mixed = _summed(self.tell, np.concatenate(answers).reshape(start, -1)).reshape(-1, symbols, width)
         if symbols > 1:
             cells = body.reshape(mixed.shape).sum(axis=1) * x.dtype.type(symbols**-0.5)
             mixed = mixed + self._swiglu(f"{kinds}.symbols", cells)[:, None]
@@ -193,6 +197,16 @@ class Plain:
         out: Array = x @ self.tensors[f"{name}.weight"].T
         bias = self.tensors.get(f"{name}.bias")
         return out if bias is None else out + bias
+
+
+def _summed(by: Array | Lists, x: Array) -> Array:
+    """The rows of x that each row of the result adds up."""
+    if not isinstance(by, Lists):
+        out: Array = by @ x
+        return out
+    more = np.concatenate([x, np.zeros_like(x[:1])])
+    added: Array = more[by.columns].sum(axis=0) * x.dtype.type(by.scale)
+    return added
 
 
 def _normed(x: Array) -> Array:

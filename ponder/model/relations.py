@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.base.errors import UserError
-from ponder.base.geometry import Geometry, Told
+from ponder.base.geometry import Geometry, Lists, Told
 from ponder.config.schema import ModelConfig
 from ponder.model.products import SwiGLU, SwiWeights, plain_only
 
@@ -100,37 +100,23 @@ class Heard:
 # The same two ends on a CPU -------------------------------------------------------------------------------------------
 
 
-SPARSE = 10
-"""The few tokens of a group are added up one after the other, instead of by a product with mostly zeros, where they are
-fewer than one in so many: one more of them takes as long as so many terms of a product (docs/performance.md)."""
-
-
 @dataclass(frozen=True)
 class Sums:
     """y = M x along the tokens [B, tokens, ...]."""
 
     matrix: Tensor | None
     lists: Tensor | None
-    """[terms, rows] the tokens that each row adds up, in the place of M where it is mostly zeros (of a large board tens
-    of megabytes); one beyond the last token is none."""
+    """[terms, rows] the tokens that each row adds up, in the place of M where it is mostly zeros."""
     scale: float
     same: bool
     """Whether M is the identity."""
 
     @staticmethod
     def by(matrix: npt.NDArray[np.float32]) -> "Sums":
-        rows, tokens = matrix.shape
-        values, terms = np.unique(matrix[matrix != 0]), int((matrix != 0).sum(axis=1).max())
-        lists = None
-        if len(values) == 1 and terms * SPARSE < tokens:
-            lists = np.full((terms, rows), tokens)
-            for row, members in enumerate(matrix):
-                found = np.flatnonzero(members)
-                lists[: len(found), row] = found
-        same = rows == tokens and bool((matrix == np.eye(rows)).all())
-        if lists is not None:
-            return Sums(None, torch.tensor(lists), float(values[0]), same)
-        return Sums(torch.tensor(matrix), None, float(values[0]), same)
+        same = len(matrix) == matrix.shape[1] and bool((matrix == np.eye(len(matrix))).all())
+        if lists := Lists.of(matrix):
+            return Sums(None, torch.tensor(lists.columns), lists.scale, same)
+        return Sums(torch.tensor(matrix), None, 1.0, same)
 
     def __call__(self, x: Tensor) -> Tensor:
         flat = x.flatten(2)
