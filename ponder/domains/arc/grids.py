@@ -134,8 +134,9 @@ def paint(panels: Sequence[Tokens]) -> Text:
     return text
 
 
-def draw_svg(panels: Sequence[Tokens], marked: Bools | None, label: str, size: int = 20) -> str:
+def draw_svg(panels: Sequence[Tokens], marked: Bools | None, label: str) -> str:
     """The same as SVG; `marked` cells of the last panel carry a dot."""
+    size = 20
     drawings, x, height = [], 0, 0
     for number, panel in enumerate(panels):
         marks = marked if number == len(panels) - 1 else None
