@@ -108,14 +108,14 @@ class Twin:
     def run(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The next states, and the logits."""
         size = (len(self.inputs), self.model.length, self.model.config.width)
-        parts = [part.view(size) for part in z.chunk(self.model.config.states, dim=1)]
-        carry = Carry(States(*parts, *[None] * (2 - len(parts))), torch.ones_like(self.key), self.key)
+        states = States.of(part.view(size) for part in z.chunk(self.model.config.states, dim=1))
+        carry = Carry(states, torch.ones_like(self.key), self.key)
         step = self.model(carry, self.inputs, self.rows)
         return self._flat(step.carry.states), step.logits
 
     @staticmethod
     def _flat(states: States) -> Tensor:
-        return torch.cat([z.flatten(1) for z in (states.h, states.l) if z is not None], dim=1)
+        return torch.cat([z.flatten(1) for z in states.held], dim=1)
 
 
 @dataclass(frozen=True)

@@ -200,17 +200,13 @@ class _Batch:
 
     def joined(self, other: "_Batch") -> "_Batch":
         a, b = self.carry, other.carry
-        states = States(_joined(a.states.h, b.states.h), _joined(a.states.l, b.states.l))
+        states = States.of(torch.cat(pair) for pair in zip(a.states.held, b.states.held, strict=True))
         carry = Carry(states, torch.cat((a.steps, b.steps)), torch.cat((a.key, b.key)))
         arrays = (
             np.concatenate((getattr(self, name), getattr(other, name)))
             for name in ("tickets", "inputs", "answers", "unchanged", "accepted")
         )
         return _Batch(carry, torch.cat((self.x, other.x)), torch.cat((self.rows, other.rows)), *arrays)
-
-
-def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else torch.cat((a, b))
 
 
 class Engine:

@@ -164,13 +164,13 @@ def slot_keys(slots: Slots, config: Config) -> Tensor:
 
 
 def saved_slots(slots: Slots) -> dict[str, Tensor]:
-    states = {"h": slots.carry.states.h, "l": slots.carry.states.l}
+    states = zip("hl", slots.carry.states.held, strict=False)
     return {
         "ids": torch.from_numpy(slots.ids),
         "refills": torch.from_numpy(slots.refills),
         "steps": slots.carry.steps[:: slots.states].cpu(),
         "done": slots.done.cpu(),
-        **{name: _by_slot(state, slots.states).cpu() for name, state in states.items() if state is not None},
+        **{name: _by_slot(state, slots.states).cpu() for name, state in states},
     }
 
 
@@ -184,8 +184,8 @@ def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source
     device = slots.inputs.device
     slots.refills = saved["refills"].numpy()
     slots.done, slots.known = saved["done"].to(device), saved["done"].numpy()
-    states = [saved[name].to(device) if name in saved else None for name in ("h", "l")]
+    states = [saved[name].to(device) for name in "hl" if name in saved]
     if slots.states > 1:
-        states = [None if state is None else state.flatten(0, 1) for state in states]
-    slots.carry = Carry(States(*states), slots.wide(saved["steps"].to(device)), slot_keys(slots, config))
+        states = [state.flatten(0, 1) for state in states]
+    slots.carry = Carry(States.of(states), slots.wide(saved["steps"].to(device)), slot_keys(slots, config))
     load_examples(slots, np.arange(len(slots.ids)), source, config, None)
