@@ -267,7 +267,7 @@ def read_identifiers(path: Path) -> list[str]:
 
 
 def weights_of(model: Reasoner) -> dict[str, Tensor]:
-    """The state dict with each tensor under one name: a shared module appears as `low` only."""
+    """The state dict with each tensor under one name, as safetensors wants it: a shared module is `low` only."""
     shared = model.high is model.low
     return {k: v for k, v in model.state_dict().items() if not (shared and k.startswith("high."))}
 
