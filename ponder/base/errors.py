@@ -6,7 +6,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,6 +54,13 @@ def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UserError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names)}")
+
+
+def at_least(least: int, given: Mapping[str, int | None]) -> None:
+    """Refuse numbers that are smaller; what was left out is None."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise UserError(f"{name} {value} is too small: give at least {least}, or leave it out")
 
 
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))

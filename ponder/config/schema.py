@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 
 
 class Frozen(BaseModel):
@@ -237,9 +237,7 @@ class SearchPlan:
     vary: Vary = "noise"
 
     def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
+        at_least(1, {"restarts": self.restarts, "steps": self.steps})
 
     @property
     def total(self) -> int:

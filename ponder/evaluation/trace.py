@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.evaluation.records import Judge, example_keys
 from ponder.evaluation.schema import Quantiles, SettledRight, TraceResult, Trajectory
 from ponder.evaluation.subject import Subject
@@ -128,9 +128,7 @@ class TracePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "directions", "rounds"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} is too small: give at least 1")
+        at_least(1, {"steps": self.steps, "directions": self.directions, "rounds": self.rounds})
         if self.settled <= 0:
             raise UserError(f"a residual of {self.settled:g} is never undercut: give --settled a positive number")
 

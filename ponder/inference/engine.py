@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.base.runtime import Runtime, carry_dtype
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
 from ponder.model import halting
@@ -232,9 +232,7 @@ class Engine:
         self.policy: Policy = policy or Full()
         # A model without states says the same at every step.
         self.budget = 1 if config.states == 0 else config.max_steps if budget is None else budget
-        for name, value in (("slots", slots), ("budget", self.budget)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
+        at_least(1, {"slots": slots, "budget": self.budget})
         if self.policy.checks and not domain.checkable:
             raise UserError(f"policy {self.policy.name!r} needs a checker and {domain.name} has none: choose another")
         if isinstance(self.policy, Halt) and not config.head:

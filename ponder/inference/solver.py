@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ponder.base import stats
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError, at_least, unknown
 from ponder.config.schema import ModelConfig, SearchPlan
 from ponder.domains.contract import Domain, Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
@@ -40,8 +40,7 @@ def _possible(steps: int | None, fallback: str | None, restarts: int | None) -> 
         raise UserError(f"search {restarts} is too small: give the number of restarts, or 0 for none")
     if fallback not in (None, "exact", "guided"):
         raise UserError(f"fallback {fallback!r} is unknown: give 'exact' or 'guided', or leave it out")
-    if steps is not None and steps < 1:
-        raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
+    at_least(1, {"steps": steps})
 
 
 class Solver:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError, at_least, unknown
 from ponder.domains.contract import Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.engine import Seen
@@ -106,9 +106,8 @@ class Service:
     """
 
     def __init__(self, shelf: Shelf, slots: int = SLOTS, queue: int = QUEUE, timeout: float = TIMEOUT) -> None:
-        for name, value, least in (("slots", slots, 1), ("queue", queue, 0)):
-            if value < least:
-                raise UserError(f"{name} {value} is too small: give at least {least}")
+        at_least(1, {"slots": slots})
+        at_least(0, {"queue": queue})
         if not timeout > 0:
             raise UserError(f"timeout {timeout:g} is too small: give a number of seconds above 0")
         self.shelf, self.slots, self.queue, self.timeout = shelf, slots, queue, timeout

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ponder import checkpoint
 from ponder.base import cores
-from ponder.base.errors import LAUNCHED, RankLost, UserError
+from ponder.base.errors import LAUNCHED, RankLost, UserError, at_least
 from ponder.config.resolve import Config
 from ponder.model.cost import applications
 
@@ -53,9 +53,7 @@ class Asked:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("processes", self.processes), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise UserError(f"--{name} {value} is too small: give at least 1, or leave it out")
+        at_least(1, {"--processes": self.processes, "--threads": self.threads})
 
 
 def choose(config: Config, limit: int | None, asked: Asked, before: Layout | None = None) -> Layout:
