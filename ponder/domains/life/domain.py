@@ -26,7 +26,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
-from ponder.domains.grid import json_rows, row_wording, rows_schema, size_of, turned
+from ponder.domains.grid import check_cells, json_rows, row_wording, rows_schema, short, size_of, turned
 from ponder.domains.life import boards as life_boards
 from ponder.domains.life import generate as life_generate
 from ponder.domains.life.boards import ALIVE, DEAD, MAX_SIDE, MAX_STEPS, ZERO, Boards, Examples
@@ -131,12 +131,10 @@ class Life(Domain):
     def parse(self, text: str) -> Tokens:
         board, colon, number = text.partition(":")
         if not colon:
-            raise UserError(
-                f"life puzzle {_short(text)} has no ':'; write the board, ':' and the steps: {self.example}"
-            )
+            raise UserError(f"life puzzle {short(text)} has no ':'; write the board, ':' and the steps: {self.example}")
         steps = re.fullmatch(r"\s*([0-9]{1,2})\s*", number)
         if steps is None:
-            raise UserError(f"life puzzle has {_short(number)} after ':'; write the number of steps, 1 to {MAX_STEPS}")
+            raise UserError(f"life puzzle has {short(number)} after ':'; write the number of steps, 1 to {MAX_STEPS}")
         return self._puzzle(_read_board(board, "life board"), int(steps[1]))
 
     def format(self, inputs: Tokens) -> str:
@@ -145,17 +143,12 @@ class Life(Domain):
 
     def from_json(self, puzzle: Json) -> Tokens:
         if not isinstance(puzzle, dict) or set(puzzle) != {"board", "steps"}:
-            raise UserError(f'life puzzle should be {{"board": [[0, 1, ...], ...], "steps": 4}}; got {_short(puzzle)}')
+            raise UserError(f'life puzzle should be {{"board": [[0, 1, ...], ...], "steps": 4}}; got {short(puzzle)}')
         steps = puzzle["steps"]
         if type(steps) is not int:
-            raise UserError(f"life puzzle has steps {_short(steps)}; give a whole number from 1 to {MAX_STEPS}")
+            raise UserError(f"life puzzle has steps {short(steps)}; give a whole number from 1 to {MAX_STEPS}")
         rows = json_rows(puzzle["board"], "life board")
-        for r, row in enumerate(rows, 1):
-            for c, cell in enumerate(row, 1):
-                if type(cell) is not int or cell not in (0, 1):
-                    raise UserError(
-                        f"life board has {_short(cell)} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)"
-                    )
+        check_cells(rows, "life board", lambda cell: type(cell) is int and cell in (0, 1), "0 (dead), 1 (alive)")
         return self._puzzle(np.array(rows, dtype=np.bool_), steps)
 
     def to_json(self, inputs: Tokens) -> Json:
@@ -275,10 +268,7 @@ class Life(Domain):
 
     def read_call(self, arguments: Mapping[str, Any]) -> Json:
         rows = cells_of(arguments["board"], "the board", MENDED)
-        for r, row in enumerate(rows, 1):
-            for c, cell in enumerate(row, 1):
-                if cell not in ("0", "1"):
-                    raise UserError(f"the board has {cell[:20]!r} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)")
+        check_cells(rows, "the board", lambda cell: cell in ("0", "1"), "0 (dead), 1 (alive)")
         least, most = self.params.min_side, self.params.max_side
         if far := sum(max(least - side, side - most, 0) for side in (len(rows), len(rows[0]))):
             raise Misfit(f"{len(rows)}x{len(rows[0])} cells (rows x columns)", far)
@@ -308,7 +298,7 @@ class Life(Domain):
         boards, steps, puzzles = life_boards.decode(inputs[None], self.params.max_side)
         if not puzzles[0]:
             shown = "".join(self.vocab[t] if t < len(self.vocab) else "?" for t in inputs)
-            raise UserError(f"tokens {_short(shown)} are not a life board, ':' and two digits")
+            raise UserError(f"tokens {short(shown)} are not a life board, ':' and two digits")
         return life_boards.unpack(boards.rows[0, : boards.heights[0]], int(boards.widths[0])), int(steps[0])
 
     def _answer_cells(self, inputs: Tokens, answer: Tokens) -> Tokens:
@@ -338,10 +328,7 @@ def _rows(text: str) -> list[str]:
 def _read_board(text: str, what: str) -> Bools:
     """Rows apart by '/' or new lines, with spaces as one likes; or, without those, apart by spaces."""
     rows = _rows(text)
-    for r, row in enumerate(rows, 1):
-        for c, char in enumerate(row, 1):
-            if char not in CELLS:
-                raise UserError(f"{what} has {char!r} in row {r}, column {c}; allowed: . 0 (dead), O o 1 (alive)")
+    check_cells(rows, what, lambda char: char in CELLS, ". 0 (dead), O o 1 (alive)")
     for r, row in enumerate(rows, 1):
         if not row or len(row) != len(rows[0]):
             raise UserError(f"{what} has {len(row)} cells in row {r} but {len(rows[0])} in row 1; make all rows equal")
@@ -366,8 +353,3 @@ def _board_text(tokens: Tokens) -> str:
 
 def _steps(steps: int) -> str:
     return "1 step" if steps == 1 else f"{steps} steps"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
