@@ -135,12 +135,18 @@ class Solver:
 
     def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
         """The same for puzzles that were read."""
-        from ponder.inference.engine import SLOTS
-
         if not len(puzzles):
             return []
         inputs = np.stack(puzzles)
-        traces: list[list[Thought]] = [[] for _ in puzzles]
+        traces = self.traces(inputs)
+        found = self.searched(inputs, traces)
+        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
+
+    def traces(self, inputs: Tokens) -> list[list[Thought]]:
+        """What `think` gives of each puzzle."""
+        from ponder.inference.engine import SLOTS
+
+        traces: list[list[Thought]] = [[] for _ in inputs]
 
         def watch(seen: "Seen") -> None:
             for row, ticket in enumerate(seen.tickets):
@@ -148,8 +154,7 @@ class Solver:
                 trace.append(self.thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
 
         self.engine(SLOTS, self.patience).run(inputs, watch=watch)
-        found = self.searched(inputs, traces)
-        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
+        return traces
 
     def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, SecondThought]:
         """Of the puzzles whose last thought is refused, what a search finds, where one is asked for."""
