@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.products import inner_width
-from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.reasoner import Reasoner
 from ponder.model.recurrence import horizon
 
 DENSE_LAYERS = 8
@@ -141,13 +141,6 @@ def _once(config: ModelConfig, model: Reasoner) -> int:
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def _puzzles(model: Reasoner, batch: int = 1) -> tuple[Carry, Tensor, Tensor]:
-    """A fresh carry, inputs and rows of the puzzle table, on the device that new tensors are made on."""
-    carry = model.start(torch.zeros(batch, dtype=torch.int64))
-    inputs = torch.ones(batch, model.tokens, dtype=torch.int64)
-    return carry, inputs, torch.zeros(batch, model.config.width, requires_grad=True)
-
-
 def _kept_bytes(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry) -> int:
     """What one more example adds to what the graph of an ACT step keeps."""
     with torch.device("meta"):
@@ -169,7 +162,10 @@ def _kept_by(model: Reasoner, batch: int) -> int:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
+    carry = model.start(torch.zeros(batch, dtype=torch.int64))
+    inputs = torch.ones(batch, model.tokens, dtype=torch.int64)
+    rows = torch.zeros(batch, model.config.width, requires_grad=True)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         # The cycles before the horizon leave nothing behind.
-        model(*_puzzles(model, batch), h_cycles=horizon(model.config)[0])
+        model(carry, inputs, rows, h_cycles=horizon(model.config)[0])
     return sum(storage.nbytes() for storage in kept.values())

@@ -158,11 +158,6 @@ class _SwiGate(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad * up, gate), d_up, None
 
 
-def swi_gate(gate: Tensor, up: Tensor, mask: Tensor | None) -> Tensor:
-    out: Tensor = _SwiGate.apply(gate, up, mask)  # type: ignore[no-untyped-call]
-    return out
-
-
 def inner_width(width: int, config: ModelConfig) -> int:
     return -(-round(config.expansion * width * 2 / 3) // config.inner_multiple) * config.inner_multiple
 
@@ -191,7 +186,8 @@ class SwiGLU(nn.Module):
         x = x.contiguous()
         gate = product(x, weights.gate)
         if gate.requires_grad or mask is not None:
-            mid = swi_gate(gate, product(x, weights.up), mask if self.conv is None else None)
+            dropped = mask if self.conv is None else None
+            mid: Tensor = _SwiGate.apply(gate, product(x, weights.up), dropped)  # type: ignore[no-untyped-call]
         else:
             mid = product(x, weights.up, times=F.silu(gate, inplace=True))
         if self.conv is not None:

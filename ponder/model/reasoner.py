@@ -306,7 +306,7 @@ class Reasoner(nn.Module):
         return Parts(
             low=lambda z: self.low(z, low, context, masks.low if masks else None),
             high=lambda z: self.high(z, high, context, masks.high if masks else None),
-            update=self.update if self.update is not None else _replaced,
+            update=self.update,
             post=rms_norm if config.post_norm else _same,
             drop_h=drop_h,
             drop_l=drop_l,
@@ -315,10 +315,6 @@ class Reasoner(nn.Module):
 
 def _same(z: Tensor) -> Tensor:
     return z
-
-
-def _replaced(old: Tensor, candidate: Tensor, total: Tensor) -> tuple[Tensor, Tensor | None]:
-    return candidate, None
 
 
 def _perturbed(u: Tensor, key: Tensor, eta: float) -> Tensor:

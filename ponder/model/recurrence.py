@@ -87,7 +87,8 @@ class Parts:
 
     low: Module
     high: Module
-    update: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    update: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None
+    """Of z_L, where there is one."""
     post: Module
     drop_h: Drop
     drop_l: Drop
@@ -122,6 +123,7 @@ def recur(parts: Parts, states: States, x: Tensor, config: ModelConfig, h_cycles
                 if z_l is None:
                     z_h = parts.low(parts.drop_h(z_h) + x)
                 else:
+                    assert parts.update is not None
                     total = parts.drop_l(z_l) + (parts.drop_h(z_h) + x)  # added in the authors' order, to the same bits
                     z_l, ratio = parts.update(z_l, parts.low(total), total)
         if z_l is not None:
