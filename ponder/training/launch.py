@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ponder import checkpoint
 from ponder.base import cores
+from ponder.base.console import counted
 from ponder.base.errors import LAUNCHED, RankLost, UserError, at_least
 from ponder.config.resolve import Config
 from ponder.model.cost import applications
@@ -41,7 +42,7 @@ class Layout:
     """Of each process."""
 
     def __str__(self) -> str:
-        each = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        each = counted(self.threads, "thread")
         return each if self.processes == 1 else f"{self.processes} processes of {each}"
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.text import Text
 
+from ponder.base.console import counted
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry, Relation
 from ponder.domains import contract as base
@@ -187,7 +188,7 @@ class Life(Domain):
         cells, steps = self._read(inputs)
         row, column = divmod(int(wrong[0]), cells.shape[1] + 1)
         state = "alive" if labels[0, wrong[0]] == ALIVE else "dead"
-        return f"row {row + 1}, column {column + 1} should be {state} after {_steps(steps)}"
+        return f"row {row + 1}, column {column + 1} should be {state} after {counted(steps, 'step')}"
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         labels, puzzles = self._solve(inputs[None])
@@ -196,7 +197,7 @@ class Life(Domain):
     def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
         cells, steps = self._read(inputs)
         text = Text()
-        text.append(f"{_steps(steps)}\n", style="bold")
+        text.append(f"{counted(steps, 'step')}\n", style="bold")
         for row in range(len(cells)):
             _append_row(text, cells[row] + DEAD, "default" if answer is None else "dim")
             if answer is not None:
@@ -224,7 +225,7 @@ class Life(Domain):
             return svg_grid(height, width, cell, size=CELL_SIZE, label="Game of Life board")
 
         apart = width * CELL_SIZE + 40
-        caption = f"{_steps(steps)} to go" if answer is None else f"start → after {_steps(steps)}"
+        caption = f"{counted(steps, 'step')} to go" if answer is None else f"start → after {counted(steps, 'step')}"
         w, h = max(180, apart * (len(boards) - 1) + width * CELL_SIZE + 4), height * CELL_SIZE + 4 + CAPTION
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
@@ -349,7 +350,3 @@ def _one_board(cells: Bools) -> Boards:
 
 def _board_text(tokens: Tokens) -> str:
     return "/".join("".join(SYMBOLS.get(int(token), "?") for token in row) for row in tokens)
-
-
-def _steps(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
