@@ -9,9 +9,11 @@ from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
 from ponder.base import files, runtime
+from ponder.base.console import Bar
 from ponder.base.errors import UserError, disk_in_words
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
+from ponder.domains.contract import silent
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
 from ponder.training.trackers import Callback, Group, Tracked, check_trackers, open_trackers
@@ -52,7 +54,8 @@ def train_in(
             open_folder(folder, config)
             checkpoint.restore(folder)
         if here.local_rank == 0:  # once on each node: they may share a disk or not
-            _built(config, data_dir, quiet or not here.main)
+            with Bar() as bar:
+                data.build(config.data, data_dir, data.default_workers(), silent if quiet or not here.main else bar)
         here.barrier()
         dataset_path = data.folder_for(data_dir, config.data)
         dataset = data.Dataset.open(dataset_path)
@@ -104,14 +107,6 @@ def _held(folder: Path, fresh: bool) -> Iterator[None]:
                     for parent in above:
                         parent.rmdir()
             raise
-
-
-def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
-    from ponder.base.console import Bar
-    from ponder.domains.contract import silent
-
-    with Bar() as bar:
-        return data.build(config.data, data_dir, data.default_workers(), silent if quiet else bar)
 
 
 def clear(folder: Path) -> None:
