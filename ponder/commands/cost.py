@@ -96,14 +96,14 @@ def print_cost(name: str, seq_len: int | None, steps: int | None) -> None:
 
 def _cells(c: "Cost") -> dict[str, str]:
     return {
-        "params": _units(c.parameters),
+        "params": _units(c.work.parameters),
         "table": _units(c.table),
         "layers per step": f"{c.applications}",
         "dense passes": f"{c.relative_per_step:g}" + ("T" if c.steps > 1 else ""),
         "T": f"{c.steps}",
-        "FLOP per step": _units(c.inference_flops),
-        "FLOP per answer": _units(c.answer_flops),
-        "FLOP per update": _units(c.training_flops),
+        "FLOP per step": _units(c.work.inference),
+        "FLOP per answer": _units(c.work.inference * c.steps),
+        "FLOP per update": _units(c.work.training),
         "bytes kept": _units(c.activations),
     }
 

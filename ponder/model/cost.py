@@ -24,18 +24,25 @@ DENSE_LAYERS = 8
 
 
 @dataclass(frozen=True)
-class Cost:
-    steps: int
-    """T: ACT steps of one answer."""
+class Work:
+    """Parameters and FLOPs: the part of a model's cost that is had in a second."""
+
     parameters: int
     """Without the puzzle table."""
+    inference: int
+    """One ACT step of one example."""
+    training: int
+    """One update, per example: forward, backward within the horizon, and the forward pass of the continue target."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    work: Work
+    steps: int
+    """T: ACT steps of one answer."""
     table: int
     applications: int
     """Layer applications per ACT step."""
-    inference_flops: int
-    """One ACT step of one example."""
-    training_flops: int
-    """One update, per example: forward, backward within the horizon, and the forward pass of the continue target."""
     activations: int
     """Bytes kept for the backward pass, per example, in float32."""
 
@@ -43,14 +50,6 @@ class Cost:
     def relative_per_step(self) -> float:
         """Of the paper's dense pass: 3 for HRM's 3T."""
         return self.applications / DENSE_LAYERS
-
-    @property
-    def relative(self) -> float:
-        return self.relative_per_step * self.steps
-
-    @property
-    def answer_flops(self) -> int:
-        return self.inference_flops * self.steps
 
 
 def applications(config: ModelConfig) -> int:
@@ -69,25 +68,13 @@ def cost(
     geometry: Geometry = NO_GEOMETRY,
 ) -> Cost:
     """The cost of a model on puzzles of `tokens` tokens; `steps` is its ACT budget unless it says otherwise."""
-    work = flops(config, vocab, tokens, geometry)
     return Cost(
+        work=flops(config, vocab, tokens, geometry),
         steps=1 if config.states == 0 else steps or config.max_steps,
-        parameters=work.parameters,
         table=task_ids * config.width,
         applications=applications(config),
-        inference_flops=work.inference,
-        training_flops=work.training,
         activations=_kept_bytes(config, vocab, tokens, geometry),
     )
-
-
-@dataclass(frozen=True)
-class Work:
-    """What `Cost` says of parameters and FLOPs: the part that is had in a second."""
-
-    parameters: int
-    inference: int
-    training: int
 
 
 @cache

@@ -328,7 +328,8 @@ def train(
             view.row(row)
             if warning := collapse(row):
                 view.say(warning)
-        if (run.update % config.train.eval_every == 0 or run.update == updates) and not log.has("eval", run.update):
+        due = run.update % config.train.eval_every == 0 or run.update == updates
+        if due and run.update not in log.evaluated:
             row = evaluation_row(run, dataset, splits, runtime, precision, online or run.update == updates)
             row |= {"seconds": run.seconds, "update_seconds": run.update_seconds}
             log.write(row)

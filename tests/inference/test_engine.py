@@ -388,7 +388,7 @@ def test_the_comparison_agrees_with_the_main_protocol(dataset: Dataset) -> None:
     assert halt.mean_steps == pytest.approx(evaluate.picked_steps(records)["halting"].mean() + 1)
     assert halt.exact.value == evaluate.answered(records, "exact", "halting").mean()
     each = cost.cost(model.config, len(domain.vocab), domain.seq_len)
-    assert halt.flops == halt.mean_steps * each.inference_flops
+    assert halt.flops == halt.mean_steps * each.work.inference
     assert halt.applications == halt.mean_steps * cost.applications(model.config)
 
 
