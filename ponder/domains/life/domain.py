@@ -83,19 +83,9 @@ class Life(Domain):
         side = self.params.max_side
         if self.params.min_side < side:
             return NO_GEOMETRY  # boards of several shapes share the positions
-        torus = self.params.boundary == "torus"
         steps = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right]
-
-        def neighbours(row: int, column: int) -> tuple[int, ...]:
-            there = [(row + down, column + right) for down, right in steps]
-            if torus:
-                there = [(r % side, c % side) for r, c in there]
-            return tuple(r * (side + 1) + c for r, c in there if 0 <= r < side and 0 <= c < side)
-
-        cells = [(row, column) for row in range(side) for column in range(side)]
-        around = tuple(neighbours(*cell) for cell in cells)
-        told = tuple((row * (side + 1) + column,) for row, column in cells)
-        return Geometry((Relation("around", around, told),), asked=(self.seq_len - 2, self.seq_len - 1), zero=ZERO)
+        around = Relation.neighbours("around", side, side, steps, gap=1, torus=self.params.boundary == "torus")
+        return Geometry((around,), asked=(self.seq_len - 2, self.seq_len - 1), zero=ZERO)
 
     def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
         height, width = self._read(inputs)[0].shape
