@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,12 +16,9 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
-from ponder.domains.contract import Source, Tokens
+from ponder.domains.contract import Bools, Ints, Source, Tokens
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
