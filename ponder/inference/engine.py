@@ -17,11 +17,10 @@ from torch import Tensor
 from ponder.base.errors import UserError, at_least
 from ponder.base.runtime import Runtime, carry_dtype
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
+from ponder.inference.tries import Floats
 from ponder.model import halting
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
-
-Floats = npt.NDArray[np.float32]
 
 SLOTS = 128
 """Enough puzzles at a time to keep a CPU's matrix products busy."""

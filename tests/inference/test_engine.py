@@ -21,8 +21,9 @@ from ponder.domains.contract import Batch, Bools, Domain, Ints, Tokens
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.compare import all_policies, compare_policies
 from ponder.evaluation.subject import subject
-from ponder.inference.engine import Checker, Engine, Finished, Floats, Full, Halt, Policy, Seen, Settled, Stable
+from ponder.inference.engine import Checker, Engine, Finished, Full, Halt, Policy, Seen, Settled, Stable
 from ponder.inference.solver import Solver
+from ponder.inference.tries import Floats
 from ponder.inference.weights import Opened
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
