@@ -254,11 +254,9 @@ def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verifi
         batch = dataset.examples(split, index)
         if dataset.domain.checkable:
             accepted = dataset.domain.check(batch.inputs, batch.labels)
-            if not accepted.all():
-                bad = int(index[int(np.argmin(accepted))])
-                where = int(np.argmin(accepted))
-                why = dataset.domain.explain(batch.inputs[where], batch.labels[where])
-                raise UserError(f"{path}: the label of {split} example {bad} is wrong: {why}")
+            for row in np.flatnonzero(~accepted)[:1]:
+                why = dataset.domain.explain(batch.inputs[row], batch.labels[row])
+                raise UserError(f"{path}: the label of {split} example {index[row]} is wrong: {why}")
         checked[split] = len(index)
     return Verified(files, checked)
 

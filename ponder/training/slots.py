@@ -166,13 +166,9 @@ def saved_slots(slots: Slots) -> dict[str, Tensor]:
         "refills": torch.from_numpy(slots.refills),
         "steps": slots.carry.steps[:: slots.states].cpu(),
         "done": slots.done.cpu(),
-        **{name: _by_slot(state, slots.states).cpu() for name, state in states},
+        # A row for each slot, so that ranks may share the slots in another way
+        **{name: (z if slots.states == 1 else z.unflatten(0, (-1, slots.states))).cpu() for name, z in states},
     }
-
-
-def _by_slot(state: Tensor, states: int) -> Tensor:
-    """A row for each slot, so that ranks may share the slots in another way."""
-    return state if states == 1 else state.unflatten(0, (-1, states))
 
 
 def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source: Source) -> None:

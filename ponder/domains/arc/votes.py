@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ponder.base.errors import UserError
-from ponder.domains.arc.augment import TURNS, UNDO, Augmentation, parse_name
+from ponder.domains.arc.augment import TURNS, UNDO, parse_name
 from ponder.domains.arc.grids import COLOURS, FIRST, Grid, crop_sizes, side_of
 from ponder.domains.contract import Json, Tokens
 
@@ -87,12 +87,9 @@ def score_votes(
         ranking[name], label_rank[name] = [], []
         for pair, cast in zip(task["test"], votes[name], strict=True):
             ordered = sorted(cast, key=lambda key: (-len(cast[key]), -fsum(cast[key]) / len(cast[key]), key))
-            ranking[name].append(
-                [
-                    Candidate(_grid_of(key), votes=len(cast[key]), confidence=fsum(cast[key]) / len(cast[key]))
-                    for key in ordered
-                ]
-            )
+            grids = [np.frombuffer(cells, dtype=np.uint8).reshape(shape) for shape, cells in ordered]
+            found = zip(grids, (cast[key] for key in ordered), strict=True)
+            ranking[name].append([Candidate(grid, len(each), fsum(each) / len(each)) for grid, each in found])
             label = _key_of(pair["output"])
             label_rank[name].append(ordered.index(label) + 1 if label in cast else None)
 
@@ -120,10 +117,6 @@ def _key_of(rows: Json) -> _Key:
     return grid.shape, grid.tobytes()
 
 
-def _grid_of(key: _Key) -> Grid:
-    return np.frombuffer(key[1], dtype=np.uint8).reshape(key[0])
-
-
 def _restored(predictions: Predictions) -> Iterator[tuple[str, _Key, _Key, float]]:
     """(task, input grid, predicted grid, confidence), in the task's own orientation and colours."""
     side = side_of(predictions.inputs.shape[1])
@@ -138,14 +131,9 @@ def _restored(predictions: Predictions) -> Iterator[tuple[str, _Key, _Key, float
         for name, confidence, given, given_size, answer, answer_size in rows:
             task, augmentation = parse_name(name)
             undo = TURNS[UNDO[augmentation.turn]]
-            table = _original_colours(augmentation)
+            table = bytes.maketrans(bytes(FIRST + colour for colour in augmentation.colours), bytes(range(COLOURS)))
             keys = []
             for canvas, (height, width) in ((given, given_size), (answer, answer_size)):
                 grid = undo(canvas[:height, :width])
                 keys.append((grid.shape, grid.tobytes().translate(table)))
             yield task, keys[0], keys[1], confidence
-
-
-def _original_colours(augmentation: Augmentation) -> bytes:
-    tokens = bytes([FIRST + colour for colour in augmentation.colours])
-    return bytes.maketrans(tokens, bytes(range(COLOURS)))
