@@ -121,14 +121,12 @@ class Sums:
     def by(matrix: npt.NDArray[np.float32]) -> "Sums":
         rows, tokens = matrix.shape
         values, terms = np.unique(matrix[matrix != 0]), int((matrix != 0).sum(axis=1).max())
-        lists = None
+        same = rows == tokens and bool((matrix == np.eye(rows)).all())
         if len(values) == 1 and terms * SPARSE < tokens:
             lists = np.full((terms, rows), tokens)
             for row, members in enumerate(matrix):
                 found = np.flatnonzero(members)
                 lists[: len(found), row] = found
-        same = rows == tokens and bool((matrix == np.eye(rows)).all())
-        if lists is not None:
             return Sums(None, torch.tensor(lists), float(values[0]), same)
         return Sums(torch.tensor(matrix), None, float(values[0]), same)
 
