@@ -85,26 +85,20 @@ def read_csv_rows(path: Path, columns: Sequence[str], progress: Progress) -> Ite
 
 def _rows(path: Path, file: TextIO, columns: Sequence[str]) -> Iterator[list[str]]:
     """The rows after the header."""
-    reader = csv.reader(file, strict=True)
-    line = 0
+    reader, line = csv.reader(file, strict=True), 0
     try:
-        for fields in reader:
-            line += 1
-            if line == 1 and fields != [*columns]:
-                raise UserError(
-                    f"{path}, line 1: columns are {','.join(fields)[:80]!r}, expected {','.join(columns)!r}"
-                )
+        names = ",".join(next(reader, []))
+        if names != ",".join(columns):
+            raise UserError(f"{path}, line 1: columns are {names[:80]!r}, expected {','.join(columns)!r}")
+        for line, fields in enumerate(reader, 2):
             if len(fields) != len(columns):
                 raise UserError(
                     f"{path}, line {line}: {len(fields)} columns, expected {len(columns)} ({','.join(columns)}); "
                     "the file is damaged or cut short"
                 )
-            if line > 1:
-                yield fields
+            yield fields
     except csv.Error as error:
-        raise UserError(f"{path}, line {line + 1}: {error}; the file is damaged or cut short") from error
-    if line == 0:
-        raise UserError(f"{path}, line 1: columns are '', expected {','.join(columns)!r}")
+        raise UserError(f"{path}, line {max(line, 1) + 1}: {error}; the file is damaged or cut short") from error
 
 
 def read_solved(
