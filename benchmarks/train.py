@@ -37,7 +37,7 @@ class Trainer:
         self.weights = Weights(self.model)
         self.optimiser = AdamAtan2(self.weights, config.train)
         (self.slots,) = make_slots(config, self.model, domain.seq_len, HERE, torch.float32)
-        self.flops = cost(config.model, len(domain.vocab), domain.seq_len).training_flops
+        self.flops = cost(config.model, len(domain.vocab), domain.seq_len).work.training
 
     def update(self) -> None:
         slots: Slots = self.slots

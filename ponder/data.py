@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 
 from ponder.base import files
 from ponder.base.console import Bar
-from ponder.base.errors import FULL, UserError, unknown
+from ponder.base.errors import FULL, UserError, at_least, unknown
 from ponder.config.resolve import DataConfig, parse_overrides, resolve
 from ponder.config.schema import Frozen, parse
 from ponder.domains.contract import Arrays, Batch, Domain, Ints, Progress, Source, silent
@@ -38,8 +38,7 @@ def folder_for(root: Path, config: DataConfig) -> Path:
 
 def build(config: DataConfig, root: Path, workers: int = 1, progress: Progress = silent) -> Path:
     """The dataset's folder, built if it is not there yet."""
-    if workers < 1:
-        raise UserError(f"{workers} workers are too few: give at least 1, or leave it out")
+    at_least(1, {"--workers": workers})
     path = folder_for(root, config)
     if (path / MANIFEST).is_file():
         return path
@@ -255,11 +254,9 @@ def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verifi
         batch = dataset.examples(split, index)
         if dataset.domain.checkable:
             accepted = dataset.domain.check(batch.inputs, batch.labels)
-            if not accepted.all():
-                bad = int(index[int(np.argmin(accepted))])
-                where = int(np.argmin(accepted))
-                why = dataset.domain.explain(batch.inputs[where], batch.labels[where])
-                raise UserError(f"{path}: the label of {split} example {bad} is wrong: {why}")
+            for row in np.flatnonzero(~accepted)[:1]:
+                why = dataset.domain.explain(batch.inputs[row], batch.labels[row])
+                raise UserError(f"{path}: the label of {split} example {index[row]} is wrong: {why}")
         checked[split] = len(index)
     return Verified(files, checked)
 

@@ -59,6 +59,10 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def printable(text: str) -> str:
     """Words of others for a terminal: what would move its cursor, change its title or turn the line is escaped."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -6,7 +6,7 @@ import json
 import os
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -50,10 +50,21 @@ def install_extra(extra: str) -> str:
 
 def unknown(kind: str, given: object, allowed: Iterable[str]) -> UserError:
     """The error for a name that does not exist, with the nearest one that does."""
+    return UserError(f"unknown {kind} {given!r}: {instead(given, allowed)}")
+
+
+def instead(given: object, allowed: Iterable[str]) -> str:
+    """The name that is nearest to the one given, and all there are."""
     names = sorted(allowed)
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {given!r}: {hint}allowed: {', '.join(names)}")
+    return (f"did you mean {near[0]!r}? " if near else "") + f"allowed: {', '.join(names)}"
+
+
+def at_least(least: int, given: Mapping[str, int | None]) -> None:
+    """Refuse numbers that are smaller; what was left out is None."""
+    for name, value in given.items():
+        if value is not None and value < least:
+            raise UserError(f"{name} {value} is too small: give at least {least}, or leave it out")
 
 
 FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC))

@@ -1,6 +1,6 @@
 """What a model may know of a puzzle's shape: which positions belong together, and which symbols can be exchanged."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,15 +24,19 @@ class Relation:
         return Relation(name, made, made)
 
     @staticmethod
-    def neighbours(name: str, height: int, width: int, steps: Iterable[tuple[int, int]]) -> "Relation":
-        """For every cell of a grid those at the given steps (down, right) from it, as far as they are on the grid."""
-        steps = list(steps)
+    def neighbours(
+        name: str, height: int, width: int, steps: Sequence[tuple[int, int]], gap: int = 0, torus: bool = False
+    ) -> "Relation":
+        """For every cell of a grid those at the given steps (down, right) from it, as far as they are on the grid.
+        `gap`: positions between the rows; `torus`: opposite edges touch."""
+        cells = [(r, c) for r in range(height) for c in range(width)]
+        there = [[(r + down, c + right) for down, right in steps] for r, c in cells]
+        if torus:
+            there = [[(r % height, c % width) for r, c in each] for each in there]
         groups = tuple(
-            tuple((r + dr) * width + c + dc for dr, dc in steps if 0 <= r + dr < height and 0 <= c + dc < width)
-            for r in range(height)
-            for c in range(width)
+            tuple(r * (width + gap) + c for r, c in each if 0 <= r < height and 0 <= c < width) for each in there
         )
-        return Relation(name, groups, tuple((cell,) for cell in range(height * width)))
+        return Relation(name, groups, tuple((r * (width + gap) + c,) for r, c in cells))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def main(args: Sequence[str]) -> None:
 
     from ponder.base import runtime
     from ponder.base.console import Bar
-    from ponder.base.errors import UserError
+    from ponder.base.errors import at_least
     from ponder.config.resolve import parse_overrides
     from ponder.domains.contract import silent
     from ponder.training.submission import SCORE, SUBMISSION, SubmissionPlan, submit
@@ -45,8 +45,7 @@ def main(args: Sequence[str]) -> None:
     if known.threads is not None:
         import torch
 
-        if known.threads < 1:
-            raise UserError(f"--threads {known.threads} is too small: give at least 1, or leave it out")
+        at_least(1, {"--threads": known.threads})
         torch.set_num_threads(known.threads)
     plan = SubmissionPlan(
         challenges=known.challenges,

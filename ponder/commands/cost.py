@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ponder.base.console import Bar
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import at_least, unknown
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 
 if TYPE_CHECKING:
@@ -65,11 +65,9 @@ def _subject(name: str) -> _Subject:
     return _Subject(config.model, len(domain.vocab), domain.seq_len, domain.task_ids, domain.geometry)
 
 
-def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) -> None:
+def print_cost(name: str, seq_len: int | None, steps: int | None) -> None:
     """A table of one preset's cost, or of all the paper's models beneath each other."""
-    for given, option in ((seq_len, "--seq-len"), (steps, "--steps")):
-        if given is not None and given < 1:
-            raise UserError(f"{option} {given} is too small: it must be at least 1")
+    at_least(1, {"--seq-len": seq_len, "--steps": steps})
     from ponder.model.cost import cost
 
     names = PAPER_MODELS if name == "all" else (name,)
@@ -98,14 +96,14 @@ def print_cost(name: str, seq_len: int | None = None, steps: int | None = None) 
 
 def _cells(c: "Cost") -> dict[str, str]:
     return {
-        "params": _units(c.parameters),
+        "params": _units(c.work.parameters),
         "table": _units(c.table),
         "layers per step": f"{c.applications}",
         "dense passes": f"{c.relative_per_step:g}" + ("T" if c.steps > 1 else ""),
         "T": f"{c.steps}",
-        "FLOP per step": _units(c.inference_flops),
-        "FLOP per answer": _units(c.answer_flops),
-        "FLOP per update": _units(c.training_flops),
+        "FLOP per step": _units(c.work.inference),
+        "FLOP per answer": _units(c.work.inference * c.steps),
+        "FLOP per update": _units(c.work.training),
         "bytes kept": _units(c.activations),
     }
 

@@ -18,7 +18,6 @@ from ponder.studies.spec import SCALES
 
 
 def main(args: Sequence[str]) -> None:
-    """`ponder eval-llm`."""
     known, overrides = _parser().parse_known_args(args)
     if (known.domain is None) == (known.study is None):
         raise UserError("whose examples? give either --domain PRESET or --study NAME")

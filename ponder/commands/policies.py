@@ -1,17 +1,21 @@
 """`ponder policies`, and what it shares with `ponder search`: one checkpoint on some examples of one split."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
 from ponder.base import runtime
 from ponder.base.console import Bar
 from ponder.evaluation.compare import STABLE, THRESHOLDS, all_policies, compare_policies
+from ponder.evaluation.schema import Measurement
 from ponder.evaluation.show import draw_policies, print_policies
 from ponder.evaluation.subject import EvalRequest, Subject, open_subject, write_result
 from ponder.inference.engine import SLOTS
+
+R = TypeVar("R", bound=Measurement)
 
 
 def add_subject(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,22 @@ def read_subject(known: argparse.Namespace) -> Subject:
         return open_subject(request, runtime.start(known.device), bar)
 
 
+def tell(
+    name: str,
+    result: R,
+    what: Subject,
+    out: Path | None,
+    show: Callable[[R, Console], None],
+    draw: Callable[[R, Path], None],
+) -> None:
+    """The result on the terminal, as a file and as a figure beside it."""
+    console = Console(highlight=False)
+    show(result, console)
+    file = write_result(result, what, name, out)
+    draw(result, file.with_suffix(".png"))
+    console.print(f"wrote {file} and {file.stem}.png")
+
+
 def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="ponder policies",
@@ -60,8 +80,4 @@ def main(args: Sequence[str]) -> None:
     what = read_subject(known)
     policies = all_policies(what.model, what.domain, known.threshold, known.stable, known.residual)
     result = compare_policies(what, known.budget, policies, known.slots)
-    console = Console(highlight=False)
-    print_policies(result, console)
-    file = write_result(result, what, "policies", known.out)
-    draw_policies(result, file.with_suffix(".png"))
-    console.print(f"wrote {file} and {file.stem}.png")
+    tell("policies", result, what, known.out, print_policies, draw_policies)

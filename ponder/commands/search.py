@@ -3,13 +3,10 @@
 import argparse
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from ponder.commands.policies import add_subject, read_subject
+from ponder.commands.policies import add_subject, read_subject, tell
 from ponder.config.schema import SearchPlan
 from ponder.evaluation.search import report
 from ponder.evaluation.show import draw_search, print_search
-from ponder.evaluation.subject import write_result
 from ponder.inference.search import RULES, SIZE, default_noise
 
 
@@ -41,8 +38,4 @@ def main(args: Sequence[str]) -> None:
     noise = default_noise(what.model) if known.noise is None else known.noise
     plan = SearchPlan(known.restarts, steps, noise, known.seed, known.select, known.vary)
     result = report(what, plan, known.totals, known.slots)
-    console = Console(highlight=False)
-    print_search(result, console)
-    file = write_result(result, what, "search", known.out)
-    draw_search(result, file.with_suffix(".png"))
-    console.print(f"wrote {file} and {file.stem}.png")
+    tell("search", result, what, known.out, print_search, draw_search)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from ponder.base import runtime
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.inference.solver import Shelf
 from ponder.serve import http, server, service
 from ponder.serve.mcp import LOOPBACK
@@ -46,8 +46,7 @@ def main(args: Sequence[str]) -> None:
             f"host {known.host} can be reached from other machines: set PONDER_TOKEN, or give --open to let anyone in"
         )
     if known.threads is not None:
-        if known.threads < 1:
-            raise UserError(f"threads {known.threads} is too small: give at least 1")
+        at_least(1, {"--threads": known.threads})
         torch.set_num_threads(known.threads)
     runtime.reuse_memory()
     listening = server.listen(known.host, known.port)

@@ -100,9 +100,7 @@ def main(args: Sequence[str]) -> None:
 
 def open_shelf(model: str, **how: Any) -> tuple[Shelf, str]:
     """The zoo, or the one model in a folder or on the Hub; and the name to ask for."""
-    if model.startswith(HUB):
-        return Shelf([model], **how), Path(model).name
-    if model not in zoo_names() and not registry.known(model) and Path(model).exists():
+    if model.startswith(HUB) or (model not in zoo_names() and not registry.known(model) and Path(model).exists()):
         return Shelf([model], **how), Path(model).name
     return Shelf(**how), model
 

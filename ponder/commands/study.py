@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.config.resolve import parse_overrides
 from ponder.studies.spec import SCALES, Study, Training, chosen, is_smoke, load, load_all, names, plan
 from ponder.studies.store import Store
@@ -190,8 +190,7 @@ def _cell(args: argparse.Namespace) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    if args.workers is not None and args.workers < 1:
-        raise UserError(f"--workers {args.workers} is too small: give at least 1")
+    at_least(1, {"--workers": args.workers})
     studies = load_all(args.names, args.scale)
     trainings = plan(chosen([cell for study in studies for cell in study.cells(args.scale)], args.only))
     if args.dry_run:

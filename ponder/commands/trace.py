@@ -3,11 +3,8 @@
 import argparse
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from ponder.commands.policies import add_subject, read_subject
+from ponder.commands.policies import add_subject, read_subject, tell
 from ponder.evaluation.show import draw_trace, print_trace
-from ponder.evaluation.subject import write_result
 from ponder.evaluation.trace import TracePlan, trace
 
 EXAMPLES = 32
@@ -31,8 +28,4 @@ def main(args: Sequence[str]) -> None:
     what = read_subject(known)
     steps = 2 * what.model.config.max_steps if known.steps is None else known.steps
     result = trace(what, TracePlan(steps, known.settled, known.directions, known.rounds, known.seed))
-    console = Console(highlight=False)
-    print_trace(result, console)
-    file = write_result(result, what, "trace", known.out)
-    draw_trace(result, file.with_suffix(".png"))
-    console.print(f"wrote {file} and {file.stem}.png")
+    tell("trace", result, what, known.out, print_trace, draw_trace)

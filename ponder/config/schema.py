@@ -3,14 +3,13 @@
 The defaults are the paper's stabilised model. Nothing here knows a domain.
 """
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least, instead
 
 
 class Frozen(BaseModel):
@@ -237,9 +236,7 @@ class SearchPlan:
     vary: Vary = "noise"
 
     def __post_init__(self) -> None:
-        for name, value in (("restarts", self.restarts), ("steps", self.steps)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
+        at_least(1, {"restarts": self.restarts, "steps": self.steps})
 
     @property
     def total(self) -> int:
@@ -261,10 +258,7 @@ def _explain(cls: type[BaseModel], error: ValidationError, where: str) -> str:
     first = error.errors()[0]
     path = ".".join(str(p) for p in ([where] if where else []) + list(first["loc"]))
     if first["type"] == "extra_forbidden":
-        names = _fields_at(cls, first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), names, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        return f"unknown key {path!r}: {hint}allowed: {', '.join(sorted(names))}"
+        return f"unknown key {path!r}: {instead(first['loc'][-1], _fields_at(cls, first['loc'][:-1]))}"
     if first["type"] == "missing":
         return f"{path} is missing: give it a value"
     message = first["msg"].removeprefix("Value error, ")

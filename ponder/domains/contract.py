@@ -232,12 +232,21 @@ class Domain(ABC):
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
         """All splits, no puzzle twice. A pure function of (params, seed): the number of workers changes nothing but
         the time."""
-        # Training last: asking for more of it leaves the puzzles to be judged on as they are.
-        counts = {split: int(getattr(self.params, split)) for split in reversed([*self.splits])}
-        inputs, labels = self._different(sum(counts.values()), seed, workers, progress)
-        ends = np.cumsum(list(counts.values())).tolist()
-        parts = {split: slice(end - counts[split], end) for split, end in zip(counts, ends, strict=True)}
-        return {split: {"inputs": inputs[parts[split]], "labels": labels[parts[split]]} for split in self.splits}
+        return self.shared_out(*self._different(self.generated, seed, workers, progress))
+
+    @property
+    def generated(self) -> int:
+        """Puzzles of all splits together."""
+        return sum(int(getattr(self.params, split)) for split in self.splits)
+
+    def shared_out(self, inputs: Tokens, labels: Tokens, **more: npt.NDArray[Any]) -> dict[str, Arrays]:
+        """What was generated, cut into splits; training last: asking for more of it leaves the puzzles to be judged on
+        as they are."""
+        arrays, parts, end = {"inputs": inputs, "labels": labels, **more}, dict[str, Arrays](), 0
+        for split in reversed([*self.splits]):
+            start, end = end, end + int(getattr(self.params, split))
+            parts[split] = {name: array[start:end] for name, array in arrays.items()}
+        return {split: parts[split] for split in self.splits}
 
     def _different(self, count: int, seed: int, workers: int, progress: Progress) -> tuple[Tokens, Tokens]:
         """The first `count` different puzzles of an endless row of chunks."""

@@ -1,6 +1,6 @@
 """Drawing cells: the colours of all pictures, and a grid as SVG."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from html import escape
 
 INK = "#1f2430"
@@ -38,20 +38,11 @@ def svg_grid(
                     f'font-family="ui-monospace, monospace" font-size="{size * 0.55:.0f}" fill="{ink}">'
                     f"{escape(text)}</text>"
                 )
-    parts += _lines(height, width, size, thick)
-    parts.append("</svg>")
-    return "".join(parts)
-
-
-def _lines(height: int, width: int, size: int, thick: tuple[int, int] | None) -> Sequence[str]:
-    lines = []
     for r in range(height + 1):
-        bold = thick is not None and r % thick[0] == 0
-        lines.append(_line(0, r * size, width * size, r * size, bold))
+        parts.append(_line(0, r * size, w, r * size, thick is not None and r % thick[0] == 0))
     for c in range(width + 1):
-        bold = thick is not None and c % thick[1] == 0
-        lines.append(_line(c * size, 0, c * size, height * size, bold))
-    return lines
+        parts.append(_line(c * size, 0, c * size, h, thick is not None and c % thick[1] == 0))
+    return "".join([*parts, "</svg>"])
 
 
 def _line(x1: int, y1: int, x2: int, y2: int, bold: bool) -> str:

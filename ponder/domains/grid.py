@@ -3,7 +3,7 @@
 Also what other boards use of it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isqrt
 from typing import Any, ClassVar
 
@@ -147,10 +147,7 @@ class GridDomain(Domain):
         for r, row in enumerate(rows):
             if len(row) != self.width:
                 raise UserError(f"row {r + 1} of {self._what} has {len(row)} cells, expected {self.width}")
-            for c, cell in enumerate(row):
-                if cell not in codes:
-                    place = self.place(r * self.width + c)
-                    raise UserError(f"{self._what} has {cell[:20]!r} in {place}; allowed: {self._allowed(codes)}")
+        check_cells(rows, self._what, lambda cell: cell in codes, self._allowed(codes))
         return np.array([codes[cell] for row in rows for cell in row], dtype=np.uint8)
 
     def _allowed(self, codes: Mapping[str, int]) -> str:
@@ -400,6 +397,20 @@ def fit_size(rows: Sequence[Sequence[str]], height: int, width: int) -> None:
 
 
 # Reading --------------------------------------------------------------------------------------------------------------
+
+
+def short(value: object) -> str:
+    """What somebody gave, as Python writes it, for an error."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def check_cells(rows: Sequence[Sequence[Any]], what: str, good: Callable[[Any], bool], allowed: str) -> None:
+    """Refuse the first cell of a grid that is not good."""
+    for r, row in enumerate(rows, 1):
+        for c, cell in enumerate(row, 1):
+            if not good(cell):
+                raise UserError(f"{what} has {short(cell)} in row {r}, column {c}; allowed: {allowed}")
 
 
 def json_rows(value: Json, what: str) -> list[list[Json]]:

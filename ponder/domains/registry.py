@@ -25,13 +25,7 @@ from ponder.domains.maze.domain import Maze
 from ponder.domains.sudoku.domain import Sudoku
 
 BUILT_IN: Mapping[str, type[Domain]] = {
-    "arc1": Arc1,
-    "arc2": Arc2,
-    "arithmetic": Arithmetic,
-    "joint": Joint,
-    "life": Life,
-    "maze": Maze,
-    "sudoku": Sudoku,
+    domain.name: domain for domain in (Arc1, Arc2, Arithmetic, Joint, Life, Maze, Sudoku)
 }
 GROUP = "ponder.domains"
 FILES = "PONDER_DOMAINS"

@@ -16,6 +16,7 @@ import torch
 from ponder.base import files, stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
+from ponder.base.stats import Floats
 from ponder.config.resolve import DataConfig
 from ponder.data import Dataset
 from ponder.domains.arc.augment import rows_from_identifiers
@@ -24,7 +25,7 @@ from ponder.domains.arc.domain import Arc
 from ponder.domains.arc.sources import ArcEvaluation
 from ponder.domains.arc.votes import Predictions, VoteScore, score_votes
 from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Source, Tokens, silent
-from ponder.evaluation.records import Floats, Records, Settings, evaluating, join, run_batch, run_split, shares
+from ponder.evaluation.records import Records, Settings, evaluating, join, run_batch, run_split, shares
 from ponder.evaluation.schema import ArcScore, PassAt, PassesAtStep, PassesByVotes, Share, VoteCounts
 from ponder.inference.engine import Seen
 from ponder.model.reasoner import Reasoner

@@ -159,7 +159,7 @@ def print_differences(a: Evaluation, b: Evaluation, console: Console) -> None:
     for column in ("split", "measure", "n", "A %", "B %", "B - A", "95% interval", "only A", "only B"):
         table.add_column(column, justify="left" if column in ("split", "measure") else "right", no_wrap=True)
     for row in rows:
-        value, low, high = (100 * v for v in (row.difference.value, row.difference.low, row.difference.high))
+        value, low, high = row.difference.percents()
         sure = "bold" if low > 0 or high < 0 else "dim"
         table.add_row(
             row.split,

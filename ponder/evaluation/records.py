@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ponder.base import rng, stats
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
+from ponder.base.stats import Floats
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Progress, Source, Tokens, silent
 from ponder.evaluation.schema import (
     MEASURES,
@@ -30,7 +31,6 @@ from ponder.evaluation.schema import (
 from ponder.inference.engine import Engine, Full, Seen
 from ponder.model.reasoner import Reasoner
 
-Floats = npt.NDArray[np.floating[Any]]
 VERSION = 2
 """Of a stored file of records. Those without one call confidence q_halt."""
 COLUMNS = ("exact", "valid", "token", "confidence", "halts")

@@ -39,11 +39,6 @@ OOD = "ood_mean"
 
 def run(request: EvalRequest, here: Runtime, progress: Progress = silent) -> Path:
     """Evaluate, and write the folder; returns it. Ranks share the work, the first one writes."""
-    with torch.random.fork_rng(devices=[]):  # opening a model draws weights before it loads them
-        return _run(request, here, progress)
-
-
-def _run(request: EvalRequest, here: Runtime, progress: Progress) -> Path:
     # Everything that can be wrong is found here, before the model runs
     opened = open_weights(request.checkpoint, "online" if request.weights == "online" else "ema", here.device)
     model = opened.model.config

@@ -33,28 +33,26 @@ class Stored(Frozen):
 # Shares of examples ---------------------------------------------------------------------------------------------------
 
 
-class Share(Stored):
-    """A mean over examples with its 95% interval."""
-
-    value: float
-    low: float
-    high: float
+class Interval(Stored, Generic[T]):
+    value: T
+    low: T
+    high: T
 
     @classmethod
     def of(cls, mean: float | Floats, n: int) -> Self:
         return cls(**share(mean, n))
 
+    def percents(self) -> Floats:
+        """Value, low and high."""
+        return 100 * np.array([self.value, self.low, self.high])
 
-class Curve(Stored):
+
+class Share(Interval[float]):
+    """A mean over examples with its 95% interval."""
+
+
+class Curve(Interval[list[float]]):
     """A share after each ACT step."""
-
-    value: list[float]
-    low: list[float]
-    high: list[float]
-
-    @classmethod
-    def of(cls, means: Floats, n: int) -> Self:
-        return cls(**share(means, n))
 
     def best(self, steps: int) -> "BestStep":
         """Where it is highest within so many steps."""

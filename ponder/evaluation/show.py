@@ -19,7 +19,6 @@ from ponder.evaluation.schema import (
     PoliciesResult,
     SearchPoint,
     SearchResult,
-    SettledRight,
     Share,
     SplitResult,
     TraceResult,
@@ -148,10 +147,7 @@ def draw(result: EvalResult, path: Path) -> None:
         at = range(1, result.steps + 1)
         for weights, style in zip(result.scores, ("-", ":"), strict=False):
             for number, (split, score) in enumerate(result.scores[weights].items()):
-                value, low, high = (
-                    [100 * v for v in values]
-                    for values in (score.steps.exact.value, score.steps.exact.low, score.steps.exact.high)
-                )
+                value, low, high = score.steps.exact.percents()
                 colour, bold = f"C{number % 10}", 1.4 if score.splits is None else 2.6
                 label = f"{split} (n {score.n:,})" if style == "-" else None
                 axis.plot(at, value, style, color=colour, label=label, marker=".", linewidth=bold)
@@ -205,11 +201,11 @@ def draw_policies(result: PoliciesResult, path: Path) -> None:
     """Accuracy against compute."""
     with figure(path) as (axis,):
         steps = np.arange(1, result.budget + 1)
-        value, low, high = (100 * np.array(v) for v in (result.steps.value, result.steps.low, result.steps.high))
+        value, low, high = result.steps.percents()
         axis.plot(steps, value, color="0.4", label="every puzzle the same number of steps")
         axis.fill_between(steps, low, high, color="0.4", alpha=0.15, linewidth=0)
         for i, r in enumerate(result.results):
-            middle, below, above = (100 * v for v in (r.exact.value, r.exact.low, r.exact.high))
+            middle, below, above = r.exact.percents()
             kind = next((m for name, m in (("halt", "o"), ("stable", "s"), ("checker", "*")) if name in r.policy), "D")
             style = {"fmt": kind, "color": f"C{i % 10}", "markersize": 10 if kind == "*" else 6}
             spread = [[middle - below], [above - middle]]
@@ -257,13 +253,8 @@ def draw_search(result: SearchResult, path: Path) -> None:
     with figure(path) as (axis,):
         for total in sorted({p.total for p in result.table}):
             same = [p for p in result.table if p.total == total]
-            used, value, low, high = (
-                np.array(row)
-                for row in zip(
-                    *((p.mean_compute, *(100 * v for v in (p.valid.value, p.valid.low, p.valid.high))) for p in same),
-                    strict=True,
-                )
-            )
+            used = [p.mean_compute for p in same]
+            value, low, high = np.transpose([p.valid.percents() for p in same])
             axis.errorbar(used, value, [value - low, high - value], fmt="o-", capsize=3, label=f"at most {total} steps")
             for p, x, y in zip(same, used, value, strict=True):
                 at = {"xytext": (4, -10), "textcoords": "offset points", "fontsize": 7}
@@ -290,18 +281,14 @@ def print_trace(result: TraceResult, console: Console) -> None:
         )
     console.print(table)
     cells = result.table
-    console.print(_settled_table(cells, result.settled))
+    table = columns(f"\nlast residual < {result.settled:g}", "right", "wrong")
+    table.add_row("settled", f"{cells.settled_right}", f"{cells.settled_wrong}")
+    table.add_row("still moving", f"{cells.moving_right}", f"{cells.moving_wrong}")
+    console.print(table)
     console.print(
         "[dim]medians over examples; residual: |z' - z| / |z| of a step; stretch: largest singular value of its "
         f"Jacobian, {result.directions} directions, {result.rounds} rounds[/]"
     )
-
-
-def _settled_table(cells: SettledRight, threshold: float) -> Table:
-    table = columns(f"\nlast residual < {threshold:g}", "right", "wrong")
-    table.add_row("settled", f"{cells.settled_right}", f"{cells.settled_wrong}")
-    table.add_row("still moving", f"{cells.moving_right}", f"{cells.moving_wrong}")
-    return table
 
 
 def draw_trace(result: TraceResult, path: Path) -> None:

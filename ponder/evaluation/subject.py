@@ -10,7 +10,7 @@ import torch
 
 from ponder import data
 from ponder.base import files, runtime
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.base.runtime import Runtime
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, DataConfig
@@ -43,10 +43,7 @@ class EvalRequest:
     """To be written down."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "limit"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"--{name} {value} is too small: give at least 1")
+        at_least(1, {"--steps": self.steps, "--batch": self.batch, "--limit": self.limit})
 
 
 def settings_for(
@@ -173,19 +170,22 @@ class Subject:
 
     def measurement(self, protocol: str) -> dict[str, Any]:
         """What ties a score to its origin, by the names of `Measurement`."""
-        opened = self.opened
-        origin = Origin(name=opened.name, path=str(opened.path), update=opened.update, sha256=opened.sha256)
+        config = self.opened.config
         return {
             "version": VERSION,
             "protocol": protocol,
-            "checkpoint": origin,
-            "config": None if opened.config is None else opened.config.flat(),
+            "checkpoint": origin(self.opened),
+            "config": None if config is None else config.flat(),
             "data_hash": self.data_hash,
             "split": self.split,
             "n": len(self.index),
             "precision": self.precision,
             "environment": runtime.environment(),
         }
+
+
+def origin(opened: Opened) -> Origin:
+    return Origin(name=opened.name, path=str(opened.path), update=opened.update, sha256=opened.sha256)
 
 
 def subject(

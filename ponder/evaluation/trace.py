@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.evaluation.records import Judge, example_keys
 from ponder.evaluation.schema import Quantiles, SettledRight, TraceResult, Trajectory
 from ponder.evaluation.subject import Subject
@@ -108,14 +108,14 @@ class Twin:
     def run(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The next states, and the logits."""
         size = (len(self.inputs), self.model.length, self.model.config.width)
-        parts = [part.view(size) for part in z.chunk(self.model.config.states, dim=1)]
-        carry = Carry(States(*parts, *[None] * (2 - len(parts))), torch.ones_like(self.key), self.key)
+        states = States.of(part.view(size) for part in z.chunk(self.model.config.states, dim=1))
+        carry = Carry(states, torch.ones_like(self.key), self.key)
         step = self.model(carry, self.inputs, self.rows)
         return self._flat(step.carry.states), step.logits
 
     @staticmethod
     def _flat(states: States) -> Tensor:
-        return torch.cat([z.flatten(1) for z in (states.h, states.l) if z is not None], dim=1)
+        return torch.cat([z.flatten(1) for z in states.held], dim=1)
 
 
 @dataclass(frozen=True)
@@ -128,9 +128,7 @@ class TracePlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("steps", "directions", "rounds"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} {getattr(self, name)} is too small: give at least 1")
+        at_least(1, {"steps": self.steps, "directions": self.directions, "rounds": self.rounds})
         if self.settled <= 0:
             raise UserError(f"a residual of {self.settled:g} is never undercut: give --settled a positive number")
 

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from ponder.base.console import counted
 from ponder.domains.contract import Bools, Domain, Json, Tokens
 from ponder.domains.drawing import MUTED, WRONG
 from ponder.inference import pictures
@@ -75,7 +76,7 @@ class Answer:
     @property
     def verdict(self) -> str:
         """One line: whether this is a solution, and whose."""
-        thought = f"{_times(self.steps, 'step')}{confident(self.confidence, ', ')}"
+        thought = f"{counted(self.steps, 'step')}{confident(self.confidence, ', ')}"
         if self.verified is None:
             head = f"not checked: {self.domain.name} has no checker; {self.model} after {thought}"
         elif not self.verified:
@@ -160,7 +161,3 @@ def as_data(thought: Thought, domain: Domain, inputs: Tokens) -> dict[str, Any]:
 def _number(value: float) -> float | None:
     """JSON has no NaN."""
     return None if math.isnan(value) else round(value, 6)
-
-
-def _times(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -14,14 +14,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ponder.base.errors import UserError
+from ponder.base.errors import UserError, at_least
 from ponder.base.runtime import Runtime, carry_dtype
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
+from ponder.inference.tries import Floats
 from ponder.model import halting
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
-
-Floats = npt.NDArray[np.float32]
 
 SLOTS = 128
 """Enough puzzles at a time to keep a CPU's matrix products busy."""
@@ -200,17 +199,13 @@ class _Batch:
 
     def joined(self, other: "_Batch") -> "_Batch":
         a, b = self.carry, other.carry
-        states = States(_joined(a.states.h, b.states.h), _joined(a.states.l, b.states.l))
+        states = States.of(torch.cat(pair) for pair in zip(a.states.held, b.states.held, strict=True))
         carry = Carry(states, torch.cat((a.steps, b.steps)), torch.cat((a.key, b.key)))
         arrays = (
             np.concatenate((getattr(self, name), getattr(other, name)))
             for name in ("tickets", "inputs", "answers", "unchanged", "accepted")
         )
         return _Batch(carry, torch.cat((self.x, other.x)), torch.cat((self.rows, other.rows)), *arrays)
-
-
-def _joined(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    return None if a is None or b is None else torch.cat((a, b))
 
 
 class Engine:
@@ -236,9 +231,7 @@ class Engine:
         self.policy: Policy = policy or Full()
         # A model without states says the same at every step.
         self.budget = 1 if config.states == 0 else config.max_steps if budget is None else budget
-        for name, value in (("slots", slots), ("budget", self.budget)):
-            if value < 1:
-                raise UserError(f"{name} {value} is too small: give at least 1")
+        at_least(1, {"slots": slots, "budget": self.budget})
         if self.policy.checks and not domain.checkable:
             raise UserError(f"policy {self.policy.name!r} needs a checker and {domain.name} has none: choose another")
         if isinstance(self.policy, Halt) and not config.head:

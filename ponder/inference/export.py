@@ -39,9 +39,8 @@ class OneStep(nn.Module):
     def forward(self, tokens: Tensor, task_ids: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
         nothing = torch.zeros_like(task_ids)  # the key, and the step count of others, matter to dropout and noise only
         steps, *states = rest if self.model.asked is not None else (nothing, *rest)
-        h, l = (*states, None, None)[:2]  # noqa: E741
-        step = self.model(Carry(States(h, l), steps, nothing), tokens, self.model.table[task_ids])
-        out = (step.logits, step.q_halt, step.q_continue, step.over, step.carry.states.h, step.carry.states.l)
+        step = self.model(Carry(States.of(states), steps, nothing), tokens, self.model.table[task_ids])
+        out = (step.logits, step.q_halt, step.q_continue, step.over, *step.carry.states.held)
         return tuple(tensor for tensor in out if tensor is not None)
 
 
@@ -99,8 +98,7 @@ def export(where: str | Path | Opened, file: Path, batch: int | None = None, int
     about = describe(opened, batch, int8)
     size = TRACED if batch is None else batch
     carry = opened.model.start(torch.zeros(size, dtype=torch.int64))
-    states = [z for z in (carry.states.h, carry.states.l) if z is not None]
-    rest = [*([carry.steps] if opened.model.asked is not None else []), *states]
+    rest = [*([carry.steps] if opened.model.asked is not None else []), *carry.states.held]
     tokens = torch.ones(size, opened.model.tokens, dtype=torch.int64)
     free = None if batch is not None else {0: torch.export.Dim("batch")}
     with quiet(), torch.no_grad():

@@ -64,7 +64,8 @@ def confident(confidence: float, before: str = "") -> str:
 def html(shown: Sequence[Frame], label: str) -> str:
     """A self-contained piece of HTML: the frames side by side, light or dark as the reader's page is."""
     figures = "".join(
-        f"<figure><figcaption><b>{escape(f.title)}</b> {escape(_under(f))}</figcaption>{f.drawing}</figure>"
+        f"<figure><figcaption><b>{escape(f.title)}</b> {escape(f.caption + confident(f.confidence, ', '))}</figcaption>"
+        f"{f.drawing}</figure>"
         for f in shown[:-1]
     )
     last = shown[-1]
@@ -74,10 +75,6 @@ def html(shown: Sequence[Frame], label: str) -> str:
         f"<div class='steps'>{figures}<figure class='last'><figcaption><b>{escape(last.title)}</b></figcaption>"
         f"{last.drawing}</figure></div></div>"
     )
-
-
-def _under(frame: Frame) -> str:
-    return f"{frame.caption}{confident(frame.confidence, ', ')}"
 
 
 def _html_style() -> str:

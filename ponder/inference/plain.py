@@ -18,7 +18,7 @@ from ponder.base import files, stats
 from ponder.base.geometry import Lists
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Domain, Tokens
-from ponder.inference.answers import Answer, SecondThought, Thought
+from ponder.inference.answers import SecondThought, Thought
 from ponder.inference.solver import Solver
 from ponder.inference.tries import suppositions
 from ponder.inference.weights import Imported, as_carded, settings, zoo_folders
@@ -257,10 +257,8 @@ class PlainSolver(Solver):
                 return
             before = answer
 
-    def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
-        traces = [list(self.think(inputs)) for inputs in puzzles]
-        found = self.searched(np.stack(puzzles), traces)
-        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(puzzles, traces, strict=True))]
+    def traces(self, inputs: Tokens) -> list[list[Thought]]:
+        return [list(self.think(each)) for each in inputs]
 
     def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, SecondThought]:
         refused = [i for i, trace in enumerate(traces) if not trace[-1].valid]

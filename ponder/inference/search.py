@@ -18,8 +18,8 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.config.schema import SearchPlan
 from ponder.domains.contract import Domain, Ints, Tokens
-from ponder.inference.engine import SLOTS, Checker, Engine, Floats, Full, Seen
-from ponder.inference.tries import Found, suppositions
+from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
+from ponder.inference.tries import Floats, Found, suppositions
 from ponder.model.reasoner import Reasoner
 
 RULES = {

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ponder.base import stats
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError, at_least, unknown
 from ponder.config.schema import ModelConfig, SearchPlan
 from ponder.domains.contract import Domain, Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
@@ -40,8 +40,7 @@ def _possible(steps: int | None, fallback: str | None, restarts: int | None) -> 
         raise UserError(f"search {restarts} is too small: give the number of restarts, or 0 for none")
     if fallback not in (None, "exact", "guided"):
         raise UserError(f"fallback {fallback!r} is unknown: give 'exact' or 'guided', or leave it out")
-    if steps is not None and steps < 1:
-        raise UserError(f"steps {steps} is too small: give at least 1, or leave it out")
+    at_least(1, {"steps": steps})
 
 
 class Solver:
@@ -136,12 +135,18 @@ class Solver:
 
     def solve_tokens(self, puzzles: Sequence[Tokens]) -> list[Answer]:
         """The same for puzzles that were read."""
-        from ponder.inference.engine import SLOTS
-
         if not len(puzzles):
             return []
         inputs = np.stack(puzzles)
-        traces: list[list[Thought]] = [[] for _ in puzzles]
+        traces = self.traces(inputs)
+        found = self.searched(inputs, traces)
+        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
+
+    def traces(self, inputs: Tokens) -> list[list[Thought]]:
+        """What `think` gives of each puzzle."""
+        from ponder.inference.engine import SLOTS
+
+        traces: list[list[Thought]] = [[] for _ in inputs]
 
         def watch(seen: "Seen") -> None:
             for row, ticket in enumerate(seen.tickets):
@@ -149,8 +154,7 @@ class Solver:
                 trace.append(self.thought(seen, row, trace[-1].answer if trace else inputs[ticket]))
 
         self.engine(SLOTS, self.patience).run(inputs, watch=watch)
-        found = self.searched(inputs, traces)
-        return [self.answer(*each, found=found.get(i)) for i, each in enumerate(zip(inputs, traces, strict=True))]
+        return traces
 
     def searched(self, inputs: Tokens, traces: Sequence[Sequence[Thought]]) -> dict[int, SecondThought]:
         """Of the puzzles whose last thought is refused, what a search finds, where one is asked for."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, Field
 
@@ -59,10 +59,8 @@ class Opened:
 
     def at(self, domain: Domain) -> "Opened":
         """The same weights on boards of another size, which no weight knows."""
-        from ponder.model.reasoner import Reasoner
-
         old = self.model
-        model = Reasoner(old.config, len(domain.vocab), domain.seq_len, len(old.table), domain.geometry)
+        model = _made(old.config, len(domain.vocab), domain.seq_len, len(old.table), domain.geometry)
         model.load_state_dict(old.state_dict())
         return replace(self, model=model.eval().requires_grad_(False).to(old.table.device), domain=domain)
 
@@ -83,7 +81,6 @@ def open_weights(where: str | Path, weights: str = "ema", device: "torch.device 
     """A zoo name, a run folder (its best checkpoint, else the newest), a checkpoint in one, an imported folder, or a
     model on the Hub."""
     from ponder.model.fit import check_sizes
-    from ponder.model.reasoner import Reasoner
 
     path, on_hub = Path(where), str(where).startswith(HUB)
     name = path.name  # of one on the Hub: with its revision, where one is given
@@ -106,7 +103,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: "torch.device 
     if isinstance(stored, Imported):
         config, data, domain = None, stored.data, stored.domain()
         check_sizes(stored.model, stored.vocab, stored.tokens, tensors)
-        model = Reasoner(stored.model, stored.vocab, stored.tokens, len(tensors["table"]))
+        model = _made(stored.model, stored.vocab, stored.tokens, len(tensors["table"]))
     else:
         config, data = stored, stored.data
         domain = data.make()
@@ -114,7 +111,7 @@ def open_weights(where: str | Path, weights: str = "ema", device: "torch.device 
             check_sizes(config.model, len(domain.vocab), domain.seq_len, tensors, domain.geometry)
         except UserError as error:
             raise UserError(f"{path} does not fit its own configuration: {error}") from None
-        model = Reasoner(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
+        model = _made(config.model, len(domain.vocab), domain.seq_len, len(tensors["table"]), domain.geometry)
     missing = model.load_state_dict(tensors, strict=False).missing_keys
     absent = [name for name in missing if not name.startswith("high.") or model.high is not model.low]
     if absent:
@@ -124,6 +121,16 @@ def open_weights(where: str | Path, weights: str = "ema", device: "torch.device 
         model = model.to(device)
     update = saved.state["update"] if saved else None
     return Opened(name if on_hub else path.name, path, model, config, domain, update, sha256, data, kept=on_hub)
+
+
+def _made(*sizes: Any) -> "Reasoner":
+    """A model to load weights into. It draws some first, which is nobody else's affair."""
+    import torch
+
+    from ponder.model.reasoner import Reasoner
+
+    with torch.random.fork_rng(devices=[]):
+        return Reasoner(*sizes)
 
 
 def as_carded(folder: Path, weights: str) -> None:

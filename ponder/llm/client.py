@@ -12,18 +12,19 @@ import sys
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from ipaddress import ip_address
 from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from ponder.base.console import printable
 from ponder.base.errors import UserError, needs_extra
+from ponder.llm.prompt import LlmJob
 
 if TYPE_CHECKING:
     import httpx
@@ -211,16 +212,8 @@ class Client:
 # Many questions at once -----------------------------------------------------------------------------------------------
 
 
-class Asks(Protocol):
-    @property
-    def request(self) -> Mapping[str, Any]: ...
-
-
-J = TypeVar("J", bound=Asks)
-
-
 async def ask_all(
-    jobs: Sequence[J], endpoint: Endpoint, concurrency: int, record: Callable[[J, Reply | Unanswered], None]
+    jobs: Sequence[LlmJob], endpoint: Endpoint, concurrency: int, record: Callable[[LlmJob, Reply | Unanswered], None]
 ) -> str:
     """Ask all jobs, at most `concurrency` at once. Returns why it stopped early; empty where it did not.
 

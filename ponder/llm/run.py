@@ -132,11 +132,12 @@ def evaluate(
                 answered[job.key] = Answered(job, row, verdict)
             bar(f"asking {plan.model}", len(answered), len(everything))
 
-        _write(out, {**about, **_scores(plan, jobs, answered)})  # from now on the folder says whose answers it holds
+        # From now on the folder says whose answers it holds
+        files.write_json(out / RESULT, {**about, **_scores(plan, jobs, answered)})
         if todo := [job for job in everything if job.key not in answered]:
             stopped = asyncio.run(ask_all(todo, endpoint, concurrency, record))
     result = {**about, **_scores(plan, jobs, answered)}
-    _write(out, result)
+    files.write_json(out / RESULT, result)
     _print(result, [answered[job.key] for job in everything if job.key in answered], errors, out)
     if missing := len(everything) - len(answered):
         why = f" ({stopped})" if stopped else ""
@@ -197,10 +198,6 @@ def _protocol(plan: LlmPlan, grouped: bool) -> str:
         f"{plan.attempts} independent answer{'s' if plan.attempts > 1 else ''} each, exact and valid are of the first; "
         f"unparseable answers count as wrong; parameters: {json.dumps(plan.parameters)}, all others the server's own"
     )
-
-
-def _write(out: Path, result: Mapping[str, Any]) -> None:
-    files.write_json(out / RESULT, result)
 
 
 def _print(result: Mapping[str, Any], answered: Sequence[Answered], errors: Sequence[str], out: Path) -> None:

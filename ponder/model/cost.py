@@ -16,7 +16,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.products import inner_width
-from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.reasoner import Reasoner
 from ponder.model.recurrence import horizon
 
 DENSE_LAYERS = 8
@@ -24,18 +24,25 @@ DENSE_LAYERS = 8
 
 
 @dataclass(frozen=True)
-class Cost:
-    steps: int
-    """T: ACT steps of one answer."""
+class Work:
+    """Parameters and FLOPs: the part of a model's cost that is had in a second."""
+
     parameters: int
     """Without the puzzle table."""
+    inference: int
+    """One ACT step of one example."""
+    training: int
+    """One update, per example: forward, backward within the horizon, and the forward pass of the continue target."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    work: Work
+    steps: int
+    """T: ACT steps of one answer."""
     table: int
     applications: int
     """Layer applications per ACT step."""
-    inference_flops: int
-    """One ACT step of one example."""
-    training_flops: int
-    """One update, per example: forward, backward within the horizon, and the forward pass of the continue target."""
     activations: int
     """Bytes kept for the backward pass, per example, in float32."""
 
@@ -43,14 +50,6 @@ class Cost:
     def relative_per_step(self) -> float:
         """Of the paper's dense pass: 3 for HRM's 3T."""
         return self.applications / DENSE_LAYERS
-
-    @property
-    def relative(self) -> float:
-        return self.relative_per_step * self.steps
-
-    @property
-    def answer_flops(self) -> int:
-        return self.inference_flops * self.steps
 
 
 def applications(config: ModelConfig) -> int:
@@ -69,25 +68,13 @@ def cost(
     geometry: Geometry = NO_GEOMETRY,
 ) -> Cost:
     """The cost of a model on puzzles of `tokens` tokens; `steps` is its ACT budget unless it says otherwise."""
-    work = flops(config, vocab, tokens, geometry)
     return Cost(
+        work=flops(config, vocab, tokens, geometry),
         steps=1 if config.states == 0 else steps or config.max_steps,
-        parameters=work.parameters,
         table=task_ids * config.width,
         applications=applications(config),
-        inference_flops=work.inference,
-        training_flops=work.training,
         activations=_kept_bytes(config, vocab, tokens, geometry),
     )
-
-
-@dataclass(frozen=True)
-class Work:
-    """What `Cost` says of parameters and FLOPs: the part that is had in a second."""
-
-    parameters: int
-    inference: int
-    training: int
 
 
 @cache
@@ -141,13 +128,6 @@ def _once(config: ModelConfig, model: Reasoner) -> int:
 # Measuring ------------------------------------------------------------------------------------------------------------
 
 
-def _puzzles(model: Reasoner, batch: int = 1) -> tuple[Carry, Tensor, Tensor]:
-    """A fresh carry, inputs and rows of the puzzle table, on the device that new tensors are made on."""
-    carry = model.start(torch.zeros(batch, dtype=torch.int64))
-    inputs = torch.ones(batch, model.tokens, dtype=torch.int64)
-    return carry, inputs, torch.zeros(batch, model.config.width, requires_grad=True)
-
-
 def _kept_bytes(config: ModelConfig, vocab: int, tokens: int, geometry: Geometry) -> int:
     """What one more example adds to what the graph of an ACT step keeps."""
     with torch.device("meta"):
@@ -169,7 +149,10 @@ def _kept_by(model: Reasoner, batch: int) -> int:
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         return tensor
 
+    carry = model.start(torch.zeros(batch, dtype=torch.int64))
+    inputs = torch.ones(batch, model.tokens, dtype=torch.int64)
+    rows = torch.zeros(batch, model.config.width, requires_grad=True)
     with saved_tensors_hooks(keep, lambda tensor: tensor):
         # The cycles before the horizon leave nothing behind.
-        model(*_puzzles(model, batch), h_cycles=horizon(model.config)[0])
+        model(carry, inputs, rows, h_cycles=horizon(model.config)[0])
     return sum(storage.nbytes() for storage in kept.values())

@@ -36,9 +36,8 @@ def residual(before: Carry, after: Carry) -> Tensor:
 def residual_squared(before: Carry, after: Carry) -> Tensor:
     """[B] Its square, which has a gradient at 0 too."""
     moved = size = torch.zeros(len(after.key), device=after.key.device)
-    for old, new in ((before.states.h, after.states.h), (before.states.l, after.states.l)):
-        if old is not None and new is not None:
-            moved, size = moved + _squared(new - old), size + _squared(old)
+    for old, new in zip(before.states.held, after.states.held, strict=True):
+        moved, size = moved + _squared(new - old), size + _squared(old)
     return moved / size
 
 

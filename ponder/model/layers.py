@@ -66,21 +66,21 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, weights: LayerWeights, context: Context, masks: LayerMasks | None) -> Tensor:
         inside = x if self.scale is None else rms_norm(x)
+        mask = masks.attention if masks else None
         if self.attention is not None:
-            mask = masks.qkv if masks else None
-            mixed = self.attention(inside, weights.mixer, context.rotary, context.key_bias, mask)
-            x = self._joined(0, x, mixed, masks.attention if masks else None)
+            dropped = masks.qkv if masks else None
+            mixed = self.attention(inside, weights.mixer, context.rotary, context.key_bias, dropped)
+            x = self._joined(0, x, mixed, mask)
         elif self.relations is not None:
-            x = self._joined(0, x, self.relations(inside, weights.mixer), masks.attention if masks else None)
-        elif self.scale is not None:
-            assert self.tokens is not None
-            mixed = self.tokens(inside.transpose(1, 2), weights.mixer).transpose(1, 2)
-            x = self._joined(0, x, mixed, masks.attention if masks else None)
+            x = self._joined(0, x, self.relations(inside, weights.mixer), mask)
         else:
             assert self.tokens is not None
-            across = x.transpose(1, 2)
+            across = inside.transpose(1, 2)
             mixed = self.tokens(across, weights.mixer)
-            x = rms_norm(across, mixed, masks.attention.transpose(1, 2) if masks else None).transpose(1, 2)
+            if self.scale is not None:
+                x = self._joined(0, x, mixed.transpose(1, 2), mask)
+            else:
+                x = rms_norm(across, mixed, None if mask is None else mask.transpose(1, 2)).transpose(1, 2)
         inside = x if self.scale is None else rms_norm(x)
         out = self.mlp(inside, weights.mlp, masks.middle if masks else None)
         return self._joined(1, x, out, masks.ffn if masks else None)

@@ -38,21 +38,11 @@ ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.back
 """oneDNN's product of a linear layer, where torch was built with it."""
 
 
-def watched() -> bool:
-    """Whether somebody looks on who wants plain operations: a compiler, an exporter, a counter."""
-    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-
-
 def plain_only(x: Tensor) -> bool:
-    """Whether operations are wanted that every device, compiler and precision knows."""
-    return x.device.type != "cpu" or watched() or torch.is_autocast_enabled(x.device.type)
-
-
-def by_onednn(weight: Tensor) -> bool:
-    """Whether products with this weight go to oneDNN. Compilers, exporters and counters get operations they know."""
-    if ONEDNN is None or weight.dtype != torch.float32 or weight.device.type != "cpu":
-        return False
-    return not watched() and not torch.is_autocast_enabled(weight.device.type)
+    """Whether operations are wanted that every device and precision knows, and whoever looks on: a compiler, an
+    exporter, a counter."""
+    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
+    return x.device.type != "cpu" or watched or torch.is_autocast_enabled(x.device.type)
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class Weight:
     @staticmethod
     def pack(value: Tensor, rows: int | None) -> "Weight":
         """For products with about so many rows; None leaves it as it is."""
-        if rows is None or not by_onednn(value):
+        if rows is None or ONEDNN is None or value.dtype != torch.float32 or plain_only(value):
             return Weight(value)
         return Weight(value, torch.ops.mkldnn._reorder_linear_weight(value.detach(), rows))
 
@@ -168,11 +158,6 @@ class _SwiGate(torch.autograd.Function):
         return torch.ops.aten.silu_backward(grad * up, gate), d_up, None
 
 
-def swi_gate(gate: Tensor, up: Tensor, mask: Tensor | None) -> Tensor:
-    out: Tensor = _SwiGate.apply(gate, up, mask)  # type: ignore[no-untyped-call]
-    return out
-
-
 def inner_width(width: int, config: ModelConfig) -> int:
     return -(-round(config.expansion * width * 2 / 3) // config.inner_multiple) * config.inner_multiple
 
@@ -201,7 +186,8 @@ class SwiGLU(nn.Module):
         x = x.contiguous()
         gate = product(x, weights.gate)
         if gate.requires_grad or mask is not None:
-            mid = swi_gate(gate, product(x, weights.up), mask if self.conv is None else None)
+            dropped = mask if self.conv is None else None
+            mid: Tensor = _SwiGate.apply(gate, product(x, weights.up), dropped)  # type: ignore[no-untyped-call]
         else:
             mid = product(x, weights.up, times=F.silu(gate, inplace=True))
         if self.conv is not None:

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile, is_zipfile
@@ -268,7 +267,7 @@ def read_identifiers(path: Path) -> list[str]:
 
 
 def weights_of(model: Reasoner) -> dict[str, Tensor]:
-    """The state dict with each tensor under one name: a shared module appears as `low` only."""
+    """The state dict with each tensor under one name, as safetensors wants it: a shared module is `low` only."""
     shared = model.high is model.low
     return {k: v for k, v in model.state_dict().items() if not (shared and k.startswith("high."))}
 
@@ -313,25 +312,3 @@ def refuse_used(folder: Path) -> None:
         return
     if folder.exists():
         raise UserError(f"{folder} exists and is not an empty folder: choose another with -o, or delete it")
-
-
-@dataclass(frozen=True)
-class TrajectoryStep:
-    logits: Tensor
-    q_halt: Tensor | None
-    q_continue: Tensor | None
-
-
-@torch.no_grad()
-def trajectory(model: Reasoner, inputs: Tensor, task_ids: Tensor, steps: int) -> list[TrajectoryStep]:
-    """Outputs after each of `steps` ACT steps from a fresh carry, halting off."""
-    was = model.training
-    model.eval()
-    carry = model.start(torch.zeros(len(inputs), dtype=torch.int64, device=inputs.device))
-    out = []
-    for _ in range(steps):
-        step = model(carry, inputs, model.table[task_ids])
-        carry = step.carry
-        out.append(TrajectoryStep(step.logits, step.q_halt, step.q_continue))
-    model.train(was)
-    return out

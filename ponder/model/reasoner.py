@@ -1,7 +1,6 @@
 """One model with switches: dense, HRM, TRM, URM and the stabilised recipe are settings of `ModelConfig`."""
 
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -30,12 +29,10 @@ class Carry:
     """[B] 8 bytes from which this example's dropout masks and noise derive."""
 
     def take(self, index: Tensor) -> "Carry":
-        pick: Callable[[Tensor | None], Tensor | None] = lambda t: None if t is None else t[index]  # noqa: E731
-        return Carry(States(pick(self.states.h), pick(self.states.l)), self.steps[index], self.key[index])
+        return Carry(States.of(z[index] for z in self.states.held), self.steps[index], self.key[index])
 
     def detach(self) -> "Carry":
-        cut: Callable[[Tensor | None], Tensor | None] = lambda t: None if t is None else t.detach()  # noqa: E731
-        return replace(self, states=States(cut(self.states.h), cut(self.states.l)))
+        return replace(self, states=States.of(z.detach() for z in self.states.held))
 
 
 @dataclass(frozen=True)
@@ -167,18 +164,16 @@ class Reasoner(nn.Module):
 
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:
         """A fresh carry, one slot for each key."""
-        made = [self._fresh(n, key, dtype).contiguous() if n < self.config.states else None for n in range(2)]
-        return Carry(States(*made), torch.zeros_like(key), key)
+        made = (self._fresh(n, key, dtype).contiguous() for n in range(self.config.states))
+        return Carry(States.of(made), torch.zeros_like(key), key)
 
     def reset(self, carry: Carry, where: Tensor, key: Tensor) -> Carry:
         """Slots with `where` true start over with the given keys; the others stay as they are."""
         spot = where[:, None, None]
-        states = [
-            None if old is None else torch.where(spot, self._fresh(n, key, old.dtype), old)
-            for n, old in enumerate((carry.states.h, carry.states.l))
-        ]
+        held = enumerate(carry.states.held)
+        states = States.of(torch.where(spot, self._fresh(n, key, old.dtype), old) for n, old in held)
         steps = torch.where(where, torch.zeros_like(carry.steps), carry.steps)
-        return Carry(States(*states), steps, torch.where(where, key, carry.key))
+        return Carry(states, steps, torch.where(where, key, carry.key))
 
     def _fresh(self, n: int, key: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, length, width] where z_H (0) or z_L (1) starts: the same for all, or what an example's key draws."""
@@ -216,24 +211,22 @@ class Reasoner(nn.Module):
         if eta > 0:
             key = rng.fold(carry.key, carry.steps)
             x = _perturbed(x, rng.fold(key, rng.NOISE_X), eta)
-            states = States(
-                None if states.h is None else _perturbed(states.h, rng.fold(key, rng.NOISE_H), eta),
-                None if states.l is None else _perturbed(states.l, rng.fold(key, rng.NOISE_L), eta),
-            )
+            uses = zip(states.held, (rng.NOISE_H, rng.NOISE_L), strict=False)
+            states = States.of(_perturbed(z, rng.fold(key, use), eta) for z, use in uses)
         masks = self._masks(carry.key, dtype) if self.training and config.dropout > 0 else None
         if masks is not None:
             x = x * masks.x
         context = self.context(inputs)
         ratio = None
         if config.states == 0:
-            states = States(None, None)
             out = self.low(x, self.low.weights(context.rotary, x.shape[0]), context, masks.low if masks else None)
         else:
             recurred = recur(self._parts(carry.key, context, masks, dtype), states, x, config, h_cycles)
             states, ratio = recurred.states, recurred.ratio
             if self.asked is not None:
-                over = carry.steps >= self.asked(inputs)
-                states = States(_kept(carry.states.h, states.h, over), _kept(carry.states.l, states.l, over))
+                over = (carry.steps >= self.asked(inputs))[:, None, None]
+                both = zip(carry.states.held, states.held, strict=True)
+                states = States.of(torch.where(over, old, new) for old, new in both)
             assert states.h is not None
             out = states.h
         if config.norm == "pre":
@@ -288,11 +281,8 @@ class Reasoner(nn.Module):
         if not (self.learned and torch.is_grad_enabled() and full and self.config.states):
             return states
         fresh = (carry.steps == 0)[:, None, None]
-        grown = [
-            None if old is None else torch.where(fresh, getattr(self, name).to(old.dtype), old)
-            for name, old in (("init_h", states.h), ("init_l", states.l))
-        ]
-        return States(*grown)
+        starts = zip(states.held, ("init_h", "init_l"), strict=False)
+        return States.of(torch.where(fresh, getattr(self, name).to(old.dtype), old) for old, name in starts)
 
     def _masks(self, key: Tensor, dtype: torch.dtype) -> Masks:
         drop = self.config.dropout
@@ -316,23 +306,15 @@ class Reasoner(nn.Module):
         return Parts(
             low=lambda z: self.low(z, low, context, masks.low if masks else None),
             high=lambda z: self.high(z, high, context, masks.high if masks else None),
-            update=self.update if self.update is not None else _replaced,
+            update=self.update,
             post=rms_norm if config.post_norm else _same,
             drop_h=drop_h,
             drop_l=drop_l,
         )
 
 
-def _kept(old: Tensor | None, new: Tensor | None, over: Tensor) -> Tensor | None:
-    return None if old is None or new is None else torch.where(over[:, None, None], old, new)
-
-
 def _same(z: Tensor) -> Tensor:
     return z
-
-
-def _replaced(old: Tensor, candidate: Tensor, total: Tensor) -> tuple[Tensor, Tensor | None]:
-    return candidate, None
 
 
 def _perturbed(u: Tensor, key: Tensor, eta: float) -> Tensor:

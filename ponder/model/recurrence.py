@@ -10,7 +10,7 @@ Gradients reach the last K_H cycles and, inside each of those, the last K_L inne
 point: one cycle has a graph, and the cycles before it count as the same one (`gradient: implicit`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,15 @@ class States:
 
     h: Tensor | None
     l: Tensor | None  # noqa: E741
+
+    @property
+    def held(self) -> list[Tensor]:
+        """Those that there are, z_H first."""
+        return [z for z in (self.h, self.l) if z is not None]
+
+    @staticmethod
+    def of(held: Iterable[Tensor]) -> "States":
+        return States(*(*held, None, None)[:2])
 
 
 class Update(nn.Module):
@@ -48,17 +57,16 @@ class Update(nn.Module):
         if self.tau is None and self.gate is None:
             return (rms_norm(candidate) if self.norm else candidate), None
         delta = candidate - old
-        ratio = None
+        ratio = scale = None
         if self.tau is not None:
             with torch.set_grad_enabled(self.exact and torch.is_grad_enabled()):
                 ratio = relative_size(delta, old)
                 scale = (ratio / self.tau).clamp(min=1.0).reciprocal()
-            if self.gate is not None:
-                scale = scale * torch.sigmoid(self.gate(total)).to(delta.dtype)
-            new = torch.addcmul(old, delta, scale)
-        else:
-            assert self.gate is not None
-            new = torch.addcmul(old, delta, torch.sigmoid(self.gate(total)).to(delta.dtype))
+        if self.gate is not None:
+            opened = torch.sigmoid(self.gate(total)).to(delta.dtype)
+            scale = opened if scale is None else scale * opened
+        assert scale is not None
+        new = torch.addcmul(old, delta, scale)
         return (rms_norm(new) if self.norm else new), ratio
 
 
@@ -79,7 +87,8 @@ class Parts:
 
     low: Module
     high: Module
-    update: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]
+    update: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]] | None
+    """Of z_L, where there is one."""
     post: Module
     drop_h: Drop
     drop_l: Drop
@@ -114,6 +123,7 @@ def recur(parts: Parts, states: States, x: Tensor, config: ModelConfig, h_cycles
                 if z_l is None:
                     z_h = parts.low(parts.drop_h(z_h) + x)
                 else:
+                    assert parts.update is not None
                     total = parts.drop_l(z_l) + (parts.drop_h(z_h) + x)  # added in the authors' order, to the same bits
                     z_l, ratio = parts.update(z_l, parts.low(total), total)
         if z_l is not None:
@@ -131,9 +141,7 @@ def settled(before: States, after: States, terms: int) -> States:
     """
     if terms == 0:
         return after
-    pairs = [(a, b) for a, b in ((before.h, after.h), (before.l, after.l)) if a is not None and b is not None]
-    made = _Neumann.apply(terms, *(a for a, _ in pairs), *(b for _, b in pairs))  # type: ignore[no-untyped-call]
-    return States(*made, *[None] * (2 - len(pairs)))
+    return States.of(_Neumann.apply(terms, *before.held, *after.held))  # type: ignore[no-untyped-call]
 
 
 class _Neumann(torch.autograd.Function):

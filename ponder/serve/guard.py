@@ -31,17 +31,8 @@ GONE = 499
 
 PUBLIC = ("/", "/static", "/healthz", "/docs", "/openapi.json")
 """Needs no token: a browser cannot send one before it has the page, and nothing of it is secret."""
-PATHS = (
-    "/v1/solve/stream",
-    "/v1/solve",
-    "/v1/models",
-    "/metrics",
-    "/healthz",
-    "/static",
-    "/mcp",
-    "/docs",
-    "/openapi.json",
-)
+PATHS = ("/v1/solve/stream", "/v1/solve", "/v1/models", "/metrics", "/mcp", *PUBLIC[1:])
+"""What requests are counted by, the longest first; all others are one."""
 
 HEADERS = {
     "Content-Security-Policy": policy_text(POLICY),

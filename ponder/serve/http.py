@@ -99,7 +99,7 @@ def make_app(
         items = service.stream(solver.trained, wanted.puzzle, wanted.fallback, wanted.steps, wanted.search)
 
         async def events() -> AsyncIterator[tuple[str, Any]]:
-            async with aclosing(items):  # type: ignore[type-var]
+            async with aclosing(items):
                 try:
                     async for item in items:
                         if isinstance(item, Answer):

@@ -237,11 +237,8 @@ def _drawn(answer: Json) -> str:
     value = next(iter(answer.values()))
     if isinstance(value, str):
         return value
-    return "\n".join(row if isinstance(row, str) else " ".join(map(_cell, row)) for row in value)
-
-
-def _cell(value: int | None) -> str:
-    return "?" if value is None else str(value)
+    rows = ([row] if isinstance(row, str) else ("?" if cell is None else str(cell) for cell in row) for row in value)
+    return "\n".join(" ".join(row) for row in rows)
 
 
 # Ways to run it -------------------------------------------------------------------------------------------------------

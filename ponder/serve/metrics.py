@@ -68,19 +68,7 @@ class Metrics:
 
     def text(self, gauges: Mapping[str, tuple[str, Mapping[str, int]]]) -> str:
         """`gauges`: name -> (what it is, model -> value), as they are now."""
-        lines = [
-            line
-            for each in (
-                self.requests,
-                self.seconds,
-                self.puzzles,
-                self.late,
-                self.steps,
-                self.turns,
-                self.working,
-            )
-            for line in each.lines()
-        ]
+        lines = [line for each in vars(self).values() for line in each.lines()]
         for name, (about, values) in gauges.items():
             lines += [f"# HELP {name} {about}", f"# TYPE {name} gauge"]
             lines += [f"{name}{_labels(('model',), (model,))} {value}" for model, value in values.items()]

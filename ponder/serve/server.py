@@ -11,7 +11,7 @@ import socket
 from contextlib import suppress
 from ipaddress import ip_address
 
-from ponder.base.errors import UserError, needs_extra
+from ponder.base.errors import UserError, at_least, needs_extra
 
 try:
     import h11
@@ -181,8 +181,7 @@ class Server(uvicorn.Server):
 
 def run(app: ASGIApp, listening: socket.socket, timeout: float, connections: int = CONNECTIONS) -> bool:
     """Serve until a signal ends it; whether it ever started. Puzzles under way have `timeout` seconds then."""
-    if connections < 1:
-        raise UserError(f"connections {connections} is too small: give at least 1")
+    at_least(1, {"connections": connections})
     config = uvicorn.Config(
         app,
         http=Connection,

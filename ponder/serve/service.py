@@ -13,12 +13,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from ponder.base.errors import UserError, unknown
+from ponder.base.errors import UserError, at_least, unknown
 from ponder.domains.contract import Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.engine import Seen
@@ -106,9 +107,8 @@ class Service:
     """
 
     def __init__(self, shelf: Shelf, slots: int = SLOTS, queue: int = QUEUE, timeout: float = TIMEOUT) -> None:
-        for name, value, least in (("slots", slots, 1), ("queue", queue, 0)):
-            if value < least:
-                raise UserError(f"{name} {value} is too small: give at least {least}")
+        at_least(1, {"slots": slots})
+        at_least(0, {"queue": queue})
         if not timeout > 0:
             raise UserError(f"timeout {timeout:g} is too small: give a number of seconds above 0")
         self.shelf, self.slots, self.queue, self.timeout = shelf, slots, queue, timeout
@@ -151,13 +151,10 @@ class Service:
         search: int | None = None,
     ) -> Answer:
         """The answer of the model of that name, or of the first model of that domain that reads the puzzle."""
-        job = self._accept(wanted, puzzle, fallback, steps, search, watched=False)
-        try:
-            answer = await self._next(job)
+        async with aclosing(self.stream(wanted, puzzle, fallback, steps, search, watched=False)) as items:
+            answer = await anext(items)
             assert isinstance(answer, Answer)
             return answer
-        finally:
-            self._leave(job)
 
     def stream(
         self,
@@ -166,9 +163,36 @@ class Service:
         fallback: str | None = None,
         steps: int | None = None,
         search: int | None = None,
-    ) -> AsyncIterator[Thought | Answer]:
-        """Every thought on the way, and the answer at last. A puzzle that is refused is refused by this call."""
-        return self._items(self._accept(wanted, puzzle, fallback, steps, search, watched=True))
+        watched: bool = True,
+    ) -> AsyncGenerator[Thought | Answer, None]:
+        """Every thought on the way, unless nobody watches, and the answer at last. A puzzle that is refused is refused
+        by this call."""
+        if fallback not in (None, "exact"):
+            raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
+        solver, inputs = self.read(wanted, puzzle)
+        if fallback is not None and not solver.domain.exact:
+            raise UserError(f"{solver.domain.name} has no exact solver: leave out fallback")
+        if steps is not None and not 1 <= steps <= solver.steps:
+            raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
+        if search is not None and not 0 <= search <= SEARCH:
+            raise UserError(f"search {search} is out of range: give 0 for none, to {SEARCH} tries")
+        if search and not solver.domain.supposes:
+            raise UserError(f"{solver.domain.name} has no cells to fill in on trial: leave out search")
+        if not self.open:
+            raise Busy("this server is shutting down")
+        desk = self._desk(solver)
+        room = self.slots + self.queue
+        if desk.under_way >= room:
+            raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
+        # Who asks for so many steps gets no more of them by a search that was not asked for.
+        tries = search if search is not None else solver.search if steps is None and solver.domain.supposes else 0
+        budget = steps or (solver.config.max_steps if tries else solver.steps)
+        job = _Job(desk, inputs, budget, fallback, tries, watched, self.loop.time() + self.timeout)
+        desk.under_way += 1
+        with self.wake:
+            desk.waiting.append(job)
+            self.wake.notify()
+        return self._items(job)
 
     def read(self, wanted: str, puzzle: str | Json) -> tuple[Solver, Tokens]:
         """Who answers, and the puzzle as it reads it."""
@@ -214,60 +238,18 @@ class Service:
             desk = self.guests[solver.name] = desk or _Desk(solver, self.slots)
         return desk
 
-    def _accept(
-        self,
-        wanted: str,
-        puzzle: str | Json,
-        fallback: str | None,
-        steps: int | None,
-        search: int | None,
-        watched: bool,
-    ) -> _Job:
-        if fallback not in (None, "exact"):
-            raise UserError(f"fallback {fallback!r} is unknown: give 'exact', or leave it out")
-        solver, inputs = self.read(wanted, puzzle)
-        if fallback is not None and not solver.domain.exact:
-            raise UserError(f"{solver.domain.name} has no exact solver: leave out fallback")
-        if steps is not None and not 1 <= steps <= solver.steps:
-            raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
-        if search is not None and not 0 <= search <= SEARCH:
-            raise UserError(f"search {search} is out of range: give 0 for none, to {SEARCH} tries")
-        if search and not solver.domain.supposes:
-            raise UserError(f"{solver.domain.name} has no cells to fill in on trial: leave out search")
-        if not self.open:
-            raise Busy("this server is shutting down")
-        desk = self._desk(solver)
-        room = self.slots + self.queue
-        if desk.under_way >= room:
-            raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
-        # Who asks for so many steps gets no more of them by a search that was not asked for.
-        tries = search if search is not None else solver.search if steps is None and solver.domain.supposes else 0
-        budget = steps or (solver.config.max_steps if tries else solver.steps)
-        job = _Job(desk, inputs, budget, fallback, tries, watched, self.loop.time() + self.timeout)
-        desk.under_way += 1
-        with self.wake:
-            desk.waiting.append(job)
-            self.wake.notify()
-        return job
-
-    async def _next(self, job: _Job) -> Thought | Answer:
+    async def _items(self, job: _Job) -> AsyncGenerator[Thought | Answer, None]:
+        item: Thought | Answer | Exception | None = None
         try:
-            async with asyncio.timeout_at(job.deadline):
-                item = await job.out.get()
+            while not isinstance(item, Answer):
+                async with asyncio.timeout_at(job.deadline):
+                    item = await job.out.get()
+                if isinstance(item, Exception):
+                    raise item
+                yield item
         except TimeoutError:
             self.metrics.late.add(job.desk.solver.trained)
             raise Late(f"no answer within {self.timeout:g} seconds: try again later, or give fewer steps") from None
-        if isinstance(item, Exception):
-            raise item
-        return item
-
-    async def _items(self, job: _Job) -> AsyncIterator[Thought | Answer]:
-        try:
-            while True:
-                item = await self._next(job)
-                yield item
-                if isinstance(item, Answer):
-                    return
         finally:
             self._leave(job)
 

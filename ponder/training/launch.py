@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 
 from ponder import checkpoint
 from ponder.base import cores
-from ponder.base.errors import LAUNCHED, RankLost, UserError
+from ponder.base.console import counted
+from ponder.base.errors import LAUNCHED, RankLost, UserError, at_least
 from ponder.config.resolve import Config
 from ponder.model.cost import applications
 
@@ -41,7 +42,7 @@ class Layout:
     """Of each process."""
 
     def __str__(self) -> str:
-        each = "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        each = counted(self.threads, "thread")
         return each if self.processes == 1 else f"{self.processes} processes of {each}"
 
 
@@ -53,9 +54,7 @@ class Asked:
     threads: int | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("processes", self.processes), ("threads", self.threads)):
-            if value is not None and value < 1:
-                raise UserError(f"--{name} {value} is too small: give at least 1, or leave it out")
+        at_least(1, {"--processes": self.processes, "--threads": self.threads})
 
 
 def choose(config: Config, limit: int | None, asked: Asked, before: Layout | None = None) -> Layout:

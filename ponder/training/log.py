@@ -20,6 +20,7 @@ class Log:
     def __init__(self, path: Path, runtime: Runtime) -> None:
         self.path, self.runtime = path, runtime
         self.evaluated: set[int] = set()
+        """The updates that have a row of scores."""
         self.rows, self.hash = 0, hashlib.sha256()
 
     def go_on(self, saved: Checkpoint | None) -> None:
@@ -51,9 +52,6 @@ class Log:
         if self.runtime.main and self.rows:
             files.to_disk(self.path)
         return {"rows": self.rows, "sha256": self.hash.hexdigest()}
-
-    def has(self, kind: str, update: int) -> bool:
-        return update in self.evaluated
 
     def write(self, row: dict[str, Any]) -> None:
         if row["kind"] == "eval":

@@ -161,9 +161,8 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
     }
     if step.q_halt is not None:
         sums["q_halt"] = step.q_halt.detach().sum()
-    for name, state in (("norm_h", carry.states.h), ("norm_l", carry.states.l)):
-        if state is not None:
-            sums[name] = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).mean(dim=-1).sum()
+    for name, state in zip(("norm_h", "norm_l"), carry.states.held, strict=False):
+        sums[name] = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).mean(dim=-1).sum()
     if step.ratio is not None:
         sums["ratio"] = step.ratio.float().mean(dim=(1, 2)).sum()
     assert rows.grad is not None
@@ -329,7 +328,8 @@ def train(
             view.row(row)
             if warning := collapse(row):
                 view.say(warning)
-        if (run.update % config.train.eval_every == 0 or run.update == updates) and not log.has("eval", run.update):
+        due = run.update % config.train.eval_every == 0 or run.update == updates
+        if due and run.update not in log.evaluated:
             row = evaluation_row(run, dataset, splits, runtime, precision, online or run.update == updates)
             row |= {"seconds": run.seconds, "update_seconds": run.update_seconds}
             log.write(row)
@@ -410,7 +410,7 @@ def preflight(run: Run, folder: Path, dataset: Dataset, splits: list[str], runti
         dataset.arrays(split)
     need = 16 * run.weights.value.numel() + 12 * run.model.table.numel()
     for slots in run.slots:
-        need += sum(s.numel() * s.element_size() for s in (slots.carry.states.h, slots.carry.states.l) if s is not None)
+        need += sum(s.numel() * s.element_size() for s in slots.carry.states.held)
     free = shutil.disk_usage(folder).free
     if free < 4 * need:
         raise UserError(

@@ -44,18 +44,8 @@ def log_row(run: Run, config: Config, factor: float) -> dict[str, Any]:
     count = window["updates"] * config.train.batch
     finished = max(window["finished"], 1.0)
     row: dict[str, Any] = {"kind": "train", "update": run.update}
-    means = (
-        "loss",
-        "answer_loss",
-        "halt_loss",
-        "continue_loss",
-        "fixpoint_loss",
-        "q_halt",
-        "norm_h",
-        "norm_l",
-        "ratio",
-    )
-    for name in means:
+    losses = ("loss", "answer_loss", "halt_loss", "continue_loss", "fixpoint_loss")
+    for name in (*losses, "q_halt", "norm_h", "norm_l", "ratio"):
         if name in window:
             row[name] = window[name] / count
     for name in ("exact", "token", "steps"):

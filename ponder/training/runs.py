@@ -2,15 +2,18 @@
 
 import shutil
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
 from ponder.base import files, runtime
+from ponder.base.console import Bar
 from ponder.base.errors import UserError, disk_in_words
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config, differences
+from ponder.domains.contract import silent
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
 from ponder.training.trackers import Callback, Group, Tracked, check_trackers, open_trackers
@@ -45,8 +48,49 @@ def train_in(
     """Train `config` in `folder` (which may hold an interrupted run of the same configuration; a `fresh` one
     replaces what it holds). `callback` gets every row of the log. `ranks`: go on with so many, whatever the run
     began with. `online`: see `train`. A start that is refused leaves no folder behind."""
-    if not here.main:
-        return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks, online)
+    with _held(folder, fresh) if here.main else nullcontext():
+        check_trackers(config)
+        if here.main and not fresh:
+            open_folder(folder, config)
+            checkpoint.restore(folder)
+        if here.local_rank == 0:  # once on each node: they may share a disk or not
+            with Bar() as bar:
+                data.build(config.data, data_dir, data.default_workers(), silent if quiet or not here.main else bar)
+        here.barrier()
+        dataset_path = data.folder_for(data_dir, config.data)
+        dataset = data.Dataset.open(dataset_path)
+        if here.main:
+            if fresh:
+                clear(folder)
+                open_folder(folder, config)
+            dataset.check_hashes()
+            about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
+            _nothing_lost(folder, config)
+            _same_data(folder, dataset)
+            if ranks != here.world:
+                _same_shape(folder, here.world)
+            files.write_json(folder / ENVIRONMENT, about)
+        here.barrier()
+        trackers = open_trackers(config, folder, group) if here.main else []
+        view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
+        stop = Stop()
+        # Python lets nobody but the main thread do it
+        caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
+        before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
+        try:
+            outcome = train(config, folder, dataset, here, view, limits, stop, online)
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            view.close()
+        if outcome.finished and here.main:
+            finish(folder, config, dataset)
+        return outcome
+
+
+@contextmanager
+def _held(folder: Path, fresh: bool) -> Iterator[None]:
+    """The folder for ourselves. A start that is refused leaves none behind."""
     _refuse_foreign(folder, "--fresh leaves it alone: " if fresh else "")
     above = [parent for parent in folder.parents if not parent.exists()]
     with files.locked(folder / LOCK, PATIENCE) as ours:
@@ -55,7 +99,7 @@ def train_in(
             raise UserError(f"{folder} is being trained by {by}: wait until it ends, or choose another --out")
         made = fresh or not (folder / CONFIG).is_file()
         try:
-            return _train_in(config, folder, data_dir, here, limits, quiet, fresh, callback, group, ranks, online)
+            yield
         except (UserError, OSError):
             if made and not _began(folder):
                 shutil.rmtree(folder, ignore_errors=True)
@@ -63,64 +107,6 @@ def train_in(
                     for parent in above:
                         parent.rmdir()
             raise
-
-
-def _train_in(
-    config: Config,
-    folder: Path,
-    data_dir: Path,
-    here: runtime.Runtime,
-    limits: Limits,
-    quiet: bool,
-    fresh: bool,
-    callback: Callback | None,
-    group: Group | None,
-    ranks: int | None,
-    online: bool,
-) -> Outcome:
-    check_trackers(config)
-    if here.main and not fresh:
-        open_folder(folder, config)
-        checkpoint.restore(folder)
-    if here.local_rank == 0:  # once on each node: they may share a disk or not
-        _built(config, data_dir, quiet or not here.main)
-    here.barrier()
-    dataset_path = data.folder_for(data_dir, config.data)
-    dataset = data.Dataset.open(dataset_path)
-    if here.main:
-        if fresh:
-            clear(folder)
-            open_folder(folder, config)
-        dataset.check_hashes()
-        about = {"data": str(dataset_path), "data_hash": dataset.hash, "ranks": here.world, **runtime.environment()}
-        _nothing_lost(folder, config)
-        _same_data(folder, dataset)
-        if ranks != here.world:
-            _same_shape(folder, here.world)
-        files.write_json(folder / ENVIRONMENT, about)
-    here.barrier()
-    trackers = open_trackers(config, folder, group) if here.main else []
-    view = Tracked(view_for(quiet or not here.main), trackers, callback if here.main else None)
-    stop = Stop()
-    caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()  # Python allows it only there
-    before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
-    try:
-        outcome = train(config, folder, dataset, here, view, limits, stop, online)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        view.close()
-    if outcome.finished and here.main:
-        finish(folder, config, dataset)
-    return outcome
-
-
-def _built(config: Config, data_dir: Path, quiet: bool) -> Path:
-    from ponder.base.console import Bar
-    from ponder.domains.contract import silent
-
-    with Bar() as bar:
-        return data.build(config.data, data_dir, data.default_workers(), silent if quiet else bar)
 
 
 def clear(folder: Path) -> None:

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,12 +16,9 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
-from ponder.domains.contract import Source, Tokens
+from ponder.domains.contract import Bools, Ints, Source, Tokens
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
-
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -164,19 +160,15 @@ def slot_keys(slots: Slots, config: Config) -> Tensor:
 
 
 def saved_slots(slots: Slots) -> dict[str, Tensor]:
-    states = {"h": slots.carry.states.h, "l": slots.carry.states.l}
+    states = zip("hl", slots.carry.states.held, strict=False)
     return {
         "ids": torch.from_numpy(slots.ids),
         "refills": torch.from_numpy(slots.refills),
         "steps": slots.carry.steps[:: slots.states].cpu(),
         "done": slots.done.cpu(),
-        **{name: _by_slot(state, slots.states).cpu() for name, state in states.items() if state is not None},
+        # A row for each slot, so that ranks may share the slots in another way
+        **{name: (z if slots.states == 1 else z.unflatten(0, (-1, slots.states))).cpu() for name, z in states},
     }
-
-
-def _by_slot(state: Tensor, states: int) -> Tensor:
-    """A row for each slot, so that ranks may share the slots in another way."""
-    return state if states == 1 else state.unflatten(0, (-1, states))
 
 
 def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source: Source) -> None:
@@ -184,8 +176,8 @@ def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source
     device = slots.inputs.device
     slots.refills = saved["refills"].numpy()
     slots.done, slots.known = saved["done"].to(device), saved["done"].numpy()
-    states = [saved[name].to(device) if name in saved else None for name in ("h", "l")]
+    states = [saved[name].to(device) for name in "hl" if name in saved]
     if slots.states > 1:
-        states = [None if state is None else state.flatten(0, 1) for state in states]
-    slots.carry = Carry(States(*states), slots.wide(saved["steps"].to(device)), slot_keys(slots, config))
+        states = [state.flatten(0, 1) for state in states]
+    slots.carry = Carry(States.of(states), slots.wide(saved["steps"].to(device)), slot_keys(slots, config))
     load_examples(slots, np.arange(len(slots.ids)), source, config, None)

@@ -47,8 +47,7 @@ class Run:
 
     def begin_from(self, where: str) -> None:
         """Take the averaged weights of a trained model. Its puzzle table comes along where its rows mean the same."""
-        with torch.random.fork_rng(devices=[]):  # opening a model draws weights before it loads them
-            opened = open_weights(where, "ema", self.model.table.device)
+        opened = open_weights(where, "ema", self.model.table.device)
         held, here = opened.model.state_dict(), self.model.state_dict()
         for name in here.keys() - {"table"}:
             if name not in held or held[name].shape != here[name].shape:

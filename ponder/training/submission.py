@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from ponder import __version__, checkpoint, data
 from ponder.base import files, runtime
-from ponder.base.errors import UserError, disk_in_words
+from ponder.base.errors import UserError, at_least, disk_in_words
 from ponder.base.runtime import Runtime
 from ponder.config import resolve as configuration
 from ponder.config.resolve import Config
@@ -36,6 +35,7 @@ from ponder.domains.contract import Progress, silent
 from ponder.evaluation.arc import count_votes, predict
 from ponder.evaluation.records import Settings
 from ponder.evaluation.schema import Origin, Share, Stored
+from ponder.evaluation.subject import origin
 from ponder.inference.weights import Opened, open_weights
 from ponder.training.loop import Limits, Outcome
 from ponder.training.runs import train_in
@@ -59,8 +59,7 @@ class SubmissionPlan:
     def __post_init__(self) -> None:
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UserError(f"--seconds {self.seconds:g} is no time: give more than 0, or leave it out")
-        if self.updates is not None and self.updates < 1:
-            raise UserError(f"--updates {self.updates} is too small: give at least 1, or leave it out")
+        at_least(1, {"--updates": self.updates})
 
 
 class SubmissionScore(Stored):
@@ -106,8 +105,7 @@ def submit(
     # Everything that can be wrong is found here, before anything is trained
     tasks = read_challenges(plan.challenges)
     solutions = None if plan.solutions is None else read_solutions(plan.solutions, tasks)
-    with torch.random.fork_rng(devices=[]):  # opening a model draws weights before it loads them
-        opened = open_weights(plan.start)
+    opened = open_weights(plan.start)
     config = fine_tuning(opened, plan)
     if here.main:
         _keep_challenges(plan)
@@ -119,8 +117,7 @@ def submit(
 
     saved = checkpoint.newest(plan.out / RUN / "checkpoints")
     assert saved is not None
-    with torch.random.fork_rng(devices=[]):
-        tuned = open_weights(saved.path, "ema", here.device)
+    tuned = open_weights(saved.path, "ema", here.device)
     dataset = data.Dataset.open(data.folder_for(plan.out / DATA, config.data))
     source = dataset.source("test")
     assert isinstance(source, ArcEvaluation)
@@ -145,8 +142,8 @@ def submit(
             protocol=f"the competition's: two attempts at each test input; fine-tuned on the demonstrations of these "
             f"tasks; {config.data.params.model_dump()['augmentations'] + 1} augmentations at most, answers after ACT "
             f"step {step}, ranked by votes",
-            checkpoint=_origin(tuned),
-            start=_origin(opened),
+            checkpoint=origin(tuned),
+            start=origin(opened),
             tasks=len(tasks),
             left_out=left_out,
             test_inputs=inputs,
@@ -200,7 +197,3 @@ def _keep_challenges(plan: SubmissionPlan) -> None:
         return
     shutil.rmtree(plan.out / DATA, ignore_errors=True)
     files.write(kept, given)
-
-
-def _origin(opened: Opened) -> Origin:
-    return Origin(name=opened.name, path=str(opened.path), update=opened.update, sha256=opened.sha256)

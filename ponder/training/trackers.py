@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ponder import checkpoint
 from ponder.base import files
@@ -19,10 +19,12 @@ from ponder.config.resolve import Config
 KEPT = "tracking.json"
 
 
-class Tracker(Protocol):
-    def log(self, values: dict[str, float], update: int) -> None: ...
+@dataclass(frozen=True)
+class Tracker:
+    """What to call with the numbers of an update, and at the end."""
 
-    def close(self) -> None: ...
+    log: Callable[[dict[str, float], int], None]
+    close: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -76,110 +78,83 @@ class Tracking:
         files.write_json(self.folder / KEPT, {"id": self.id, "own": self.own})
 
 
-class _TensorBoard:
+def _tensorboard(module: Any, run: Tracking) -> Tracker:
     """Its run is its folder; what a resumed run writes again takes the place of what was there."""
+    again = {"purge_step": run.done + 1} if run.done else {}
+    writer = module.SummaryWriter(str(run.folder / "tensorboard"), **again)
+    if not run.done:
+        about = {"project": run.project, "id": run.id, "group": run.group or "", **run.tags}
+        writer.add_text("run", "  \n".join(f"{key}: {value}" for key, value in about.items()), 0)
 
-    def __init__(self, module: Any, run: Tracking) -> None:
-        again = {"purge_step": run.done + 1} if run.done else {}
-        self.writer = module.SummaryWriter(str(run.folder / "tensorboard"), **again)
-        if not run.done:
-            about = {"project": run.project, "id": run.id, "group": run.group or "", **run.tags}
-            self.writer.add_text("run", "  \n".join(f"{key}: {value}" for key, value in about.items()), 0)
-
-    def log(self, values: dict[str, float], update: int) -> None:
+    def log(values: dict[str, float], update: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, update)
+            writer.add_scalar(name, value, update)
 
-    def close(self) -> None:
-        self.writer.close()
-
-
-class _Wandb:
-    def __init__(self, module: Any, run: Tracking) -> None:
-        self.run = module.init(
-            project=run.project,
-            id=run.id,
-            name=run.name,
-            group=run.group,
-            tags=list(run.tags.values()),
-            config=run.config.flat(),
-            resume="allow",
-        )
-
-    def log(self, values: dict[str, float], update: int) -> None:
-        self.run.log(values, step=update)
-
-    def close(self) -> None:
-        self.run.finish()
+    return Tracker(log, writer.close)
 
 
-class _Trackio:
+def _wandb(module: Any, run: Tracking) -> Tracker:
+    opened = module.init(
+        project=run.project,
+        id=run.id,
+        name=run.name,
+        group=run.group,
+        tags=list(run.tags.values()),
+        config=run.config.flat(),
+        resume="allow",
+    )
+    return Tracker(lambda values, update: opened.log(values, step=update), opened.finish)
+
+
+def _trackio(module: Any, run: Tracking) -> Tracker:
     """It knows a run by its name alone, and has no tags: they stand in the configuration."""
-
-    def __init__(self, module: Any, run: Tracking) -> None:
-        self.module = module
-        module.init(
-            project=run.project,
-            name=f"{run.name}-{run.id}",
-            group=run.group,
-            config={**run.config.flat(), "tags": list(run.tags.values())},
-            resume="allow",
-            embed=False,
-        )
-
-    def log(self, values: dict[str, float], update: int) -> None:
-        self.module.log(values, step=update)
-
-    def close(self) -> None:
-        self.module.finish()
+    module.init(
+        project=run.project,
+        name=f"{run.name}-{run.id}",
+        group=run.group,
+        config={**run.config.flat(), "tags": list(run.tags.values())},
+        resume="allow",
+        embed=False,
+    )
+    return Tracker(lambda values, update: module.log(values, step=update), module.finish)
 
 
-class _Mlflow:
+def _mlflow(module: Any, run: Tracking) -> Tracker:
     """It gives its runs ids of its own."""
-
-    def __init__(self, module: Any, run: Tracking) -> None:
-        self.module = module
-        module.set_experiment(run.project)
-        if "mlflow" in run.own:
-            module.start_run(run_id=run.own["mlflow"])
-            return
+    module.set_experiment(run.project)
+    if "mlflow" in run.own:
+        module.start_run(run_id=run.own["mlflow"])
+    else:
         about = {"ponder.id": run.id, **run.tags} | ({} if run.group is None else {"group": run.group})
         run.own["mlflow"] = module.start_run(run_name=run.name, tags=about).info.run_id
         module.log_dict(run.config.flat(), "config.json")
-
-    def log(self, values: dict[str, float], update: int) -> None:
-        self.module.log_metrics(values, step=update)
-
-    def close(self) -> None:
-        self.module.end_run()
+    return Tracker(lambda values, update: module.log_metrics(values, step=update), module.end_run)
 
 
-class _ClearMl:
-    def __init__(self, module: Any, run: Tracking) -> None:
-        self.task = module.Task.init(
-            project_name=run.project if run.group is None else f"{run.project}/{run.group}",
-            task_name=run.name,
-            tags=list(run.tags.values()),
-            reuse_last_task_id=False,
-            continue_last_task=run.own.get("clearml", False),
-        )
-        run.own["clearml"] = self.task.id
-        self.task.connect_configuration(run.config.flat())
+def _clearml(module: Any, run: Tracking) -> Tracker:
+    task = module.Task.init(
+        project_name=run.project if run.group is None else f"{run.project}/{run.group}",
+        task_name=run.name,
+        tags=list(run.tags.values()),
+        reuse_last_task_id=False,
+        continue_last_task=run.own.get("clearml", False),
+    )
+    run.own["clearml"] = task.id
+    task.connect_configuration(run.config.flat())
 
-    def log(self, values: dict[str, float], update: int) -> None:
+    def log(values: dict[str, float], update: int) -> None:
         for name, value in values.items():
-            self.task.get_logger().report_scalar(name, name, value=value, iteration=update)
+            task.get_logger().report_scalar(name, name, value=value, iteration=update)
 
-    def close(self) -> None:
-        self.task.close()
+    return Tracker(log, task.close)
 
 
 TRACKERS: dict[str, tuple[str, Callable[[Any, Tracking], Tracker]]] = {
-    "tensorboard": ("torch.utils.tensorboard", _TensorBoard),
-    "wandb": ("wandb", _Wandb),
-    "trackio": ("trackio", _Trackio),
-    "mlflow": ("mlflow", _Mlflow),
-    "clearml": ("clearml", _ClearMl),
+    "tensorboard": ("torch.utils.tensorboard", _tensorboard),
+    "wandb": ("wandb", _wandb),
+    "trackio": ("trackio", _trackio),
+    "mlflow": ("mlflow", _mlflow),
+    "clearml": ("clearml", _clearml),
 }
 
 

@@ -24,6 +24,7 @@ from ponder.evaluation import records as evaluate
 from ponder.inference.engine import SLOTS, logits_of
 from ponder.inference.search import default_noise, search
 from ponder.inference.weights import ZOO, Opened, open_weights
+from ponder.model.published import weights_of
 from ponder.training import runs
 from ponder.training.log import read_log
 from ponder.zoo.cards import CARD, read_card, write_card
@@ -81,10 +82,7 @@ def pack(run: Path, name: str, limits: str, data_dir: Path, aside: Path, progres
     recipe = recipe_of(run, opened) if known is None else known["recipe"]
     limits = limits or (known["limits"] if known else "")
     shutil.copyfile(run / runs.CONFIG, aside / runs.CONFIG)
-    shared = "high." if opened.model.high is opened.model.low else None  # safetensors stores no tensor twice
-    tensors = opened.model.state_dict().items()
-    stored = {k: v for k, v in tensors if not shared or not k.startswith(shared)}
-    checkpoint.write_tensors(aside, Path(WEIGHTS).stem, stored)
+    checkpoint.write_tensors(aside, Path(WEIGHTS).stem, weights_of(opened.model))
     card = make_card(name, recipe, limits, opened, data_dir, aside / WEIGHTS, progress)
     write_card(aside, {**card, "files": {each: files.sha256(aside / each) for each in (runs.CONFIG, WEIGHTS)}})
     for file in aside.iterdir():

@@ -29,10 +29,10 @@ def test_a_preset_brings_its_domain_and_a_mini_model_its_width(capsys: pytest.Ca
     domain = config.data.make()
     expected = cost(config.model, len(domain.vocab), domain.seq_len)
     shown = printed(capsys, "sudoku-mini")
-    assert shown["params"] == [f"{expected.parameters / 1e3:.3g}k"]
-    assert shown["FLOP per update"] == [f"{expected.training_flops / 1e6:.3g}M"]
+    assert shown["params"] == [f"{expected.work.parameters / 1e3:.3g}k"]
+    assert shown["FLOP per update"] == [f"{expected.work.training / 1e6:.3g}M"]
     mini = cost(resolve("sudoku-mini", "ponder").model, len(domain.vocab), domain.seq_len)
-    assert printed(capsys, "ponder-mini")["params"] == [f"{mini.parameters / 1e3:.3g}k"] != shown["params"]
+    assert printed(capsys, "ponder-mini")["params"] == [f"{mini.work.parameters / 1e3:.3g}k"] != shown["params"]
 
 
 def test_length_and_steps_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,10 +15,11 @@ from ponder.commands.import_ import main
 from ponder.config.resolve import resolve
 from ponder.domains import Bools, GridDomain, Sizes, Tokens, registry
 from ponder.inference.weights import open_weights
-from ponder.model.published import trajectory, weights_of
+from ponder.model.published import weights_of
 from ponder.model.reasoner import Reasoner
 from tests.support import golden
 from tests.support.folders import ONE_CYCLE, SMALL, random_folder
+from tests.support.models import trajectory
 from tests.support.rounding import agree, limits
 
 

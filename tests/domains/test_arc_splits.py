@@ -197,7 +197,7 @@ def test_every_pair_moves_and_every_pair_stays() -> None:
 
 def test_test_split_lists_every_augmentation_of_every_test() -> None:
     domain, source = mini(), evaluation("test")
-    index = np.arange(len(source))
+    index, identifiers = np.arange(len(source)), domain.identifiers(seed=1)
     batch, names, numbers = source.fetch(index, index * 0), source.test_names(index), numbers_of(source, index)
     tasks = {task.name: task for task in domain.tasks if task.part == "evaluation"}
     assert list(source.tasks()) == list(tasks)
@@ -210,7 +210,7 @@ def test_test_split_lists_every_augmentation_of_every_test() -> None:
         pair = tasks[name].tests[numbers[i, 1]]
         assert np.array_equal(batch.inputs[i], encode(augmentation.apply(pair.input), 12))
         assert np.array_equal(batch.labels[i], encode(augmentation.apply(pair.output), 12))
-        assert domain.task_id(names[i], seed=1) == batch.task_ids[i]
+        assert identifiers[batch.task_ids[i]] == names[i]
 
 
 def test_eval_augmentations_limits_the_votes_and_nothing_else() -> None:
@@ -223,22 +223,6 @@ def test_eval_augmentations_limits_the_votes_and_nothing_else() -> None:
     assert np.array_equal(source.fetch(index, index).inputs, whole.fetch(index, index).inputs)
     assert np.array_equal(source.fetch(index, index).task_ids, whole.fetch(index, index).task_ids)
     assert fewer.task_ids == mini().task_ids
-
-
-def test_task_ids() -> None:
-    domain = mini()
-    names = domain.identifiers(seed=1)
-    assert domain.task_id(None) == 0 and names[0] == "<blank>"
-    for row in (1, 5, 40, len(names) - 1):
-        assert domain.task_id(names[row], seed=1) == row
-    task = domain.tasks[3].name
-    assert domain.task_id(task) == names.index(task)
-    with pytest.raises(UserError, match="did you mean"):
-        domain.task_id(task[:-1] + "x")
-    with pytest.raises(UserError, match="give the seed"):
-        domain.task_id(f"{task}|||t1|||0123456789")
-    with pytest.raises(UserError, match="not among the augmentations"):
-        domain.task_id(f"{task}|||t1|||9876543210", seed=1)
 
 
 def test_published_identifiers_replace_the_draw(tmp_path: Path) -> None:

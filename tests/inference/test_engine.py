@@ -21,8 +21,9 @@ from ponder.domains.contract import Batch, Bools, Domain, Ints, Tokens
 from ponder.evaluation import records as evaluate
 from ponder.evaluation.compare import all_policies, compare_policies
 from ponder.evaluation.subject import subject
-from ponder.inference.engine import Checker, Engine, Finished, Floats, Full, Halt, Policy, Seen, Settled, Stable
+from ponder.inference.engine import Checker, Engine, Finished, Full, Halt, Policy, Seen, Settled, Stable
 from ponder.inference.solver import Solver
+from ponder.inference.tries import Floats
 from ponder.inference.weights import Opened
 from ponder.model import cost
 from ponder.model.reasoner import Reasoner
@@ -388,7 +389,7 @@ def test_the_comparison_agrees_with_the_main_protocol(dataset: Dataset) -> None:
     assert halt.mean_steps == pytest.approx(evaluate.picked_steps(records)["halting"].mean() + 1)
     assert halt.exact.value == evaluate.answered(records, "exact", "halting").mean()
     each = cost.cost(model.config, len(domain.vocab), domain.seq_len)
-    assert halt.flops == halt.mean_steps * each.inference_flops
+    assert halt.flops == halt.mean_steps * each.work.inference
     assert halt.applications == halt.mean_steps * cost.applications(model.config)
 
 

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ponder.config.resolve import model_preset
 from ponder.config.schema import ModelConfig
 from ponder.model import losses
-from ponder.model.cost import Cost, applications, cost
+from ponder.model.cost import Cost, Work, applications, cost
 from ponder.model.products import inner_width
 from ponder.model.reasoner import Reasoner
 
@@ -65,11 +65,7 @@ def convolution_backward(
 
 @pytest.mark.parametrize(("name", "relative"), [("dense", 1), ("hrm", 3), ("trm", 5.25), ("urm", 5.25), ("ponder", 6)])
 def test_the_papers_relative_compute(name: str, relative: float) -> None:
-    config = model_config(name)
-    for steps in (1, 16):
-        c = Cost(steps, 0, 0, applications(config), 0, 0, 0)
-        assert c.relative_per_step == relative
-        assert c.relative == relative * steps
+    assert Cost(Work(0, 0, 0), 16, 0, applications(model_config(name)), 0).relative_per_step == relative
 
 
 def test_one_state_has_no_applications_of_h() -> None:
@@ -110,15 +106,14 @@ CHANGES: list[dict[str, Any]] = [
 def test_flops_are_those_that_torch_counts(name: str, tokens: int, changes: dict[str, Any]) -> None:
     config = model_config(name, width=64, heads=4, layers=2, **changes)
     found = cost(config, VOCAB, tokens)
-    assert (found.inference_flops, found.training_flops) == counted(config, tokens)
-    assert found.answer_flops == found.inference_flops * found.steps
+    assert (found.work.inference, found.work.training) == counted(config, tokens)
 
 
 def test_inner_widths_may_be_rounded_to_less() -> None:
     config = model_config("ponder-mlp", width=64, heads=4, layers=1, inner_multiple=64)
     assert inner_width(64, config) == 192 and inner_width(31, config) == 128
     published = cost(config.model_copy(update={"inner_multiple": 256}), VOCAB, 30)
-    assert cost(config, VOCAB, 30).inference_flops < 0.7 * published.inference_flops
+    assert cost(config, VOCAB, 30).work.inference < 0.7 * published.work.inference
 
 
 def kept_by_real_tensors(model: Reasoner, batch: int) -> int:
@@ -159,5 +154,6 @@ def test_activation_memory_follows_the_horizon_and_not_the_cycles() -> None:
 def test_the_table_is_counted_apart() -> None:
     config = model_config("ponder", width=32, heads=2, layers=1)
     small, large = cost(config, VOCAB, 9), cost(config, VOCAB, 9, task_ids=1000)
-    assert large.parameters == small.parameters == sum(p.numel() for p in Reasoner(config, VOCAB, 9).parameters())
+    assert large.work == small.work
+    assert small.work.parameters == sum(p.numel() for p in Reasoner(config, VOCAB, 9).parameters())
     assert (small.table, large.table) == (32, 32_000)

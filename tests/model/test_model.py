@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ponder.config.schema import ModelConfig
 from ponder.model import reasoner
-from ponder.model.published import load_official, trajectory
+from ponder.model.published import load_official
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import Parts, Recurred, States, Update, recur
 from tests.support import golden, naive
-from tests.support.models import PRESETS, TOKENS, VOCAB, advance, batch, build, gradients, preset, small
+from tests.support.models import PRESETS, TOKENS, VOCAB, advance, batch, build, gradients, preset, small, trajectory
 from tests.support.rounding import FORMULA, agree, apart, limits
 
 # Size and initial values ----------------------------------------------------------------------------------------------

@@ -13,9 +13,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from ponder.base.errors import UserError
-from ponder.model.published import load_official, official_config, read_checkpoint, trajectory
+from ponder.model.published import load_official, official_config, read_checkpoint
 from ponder.model.reasoner import Reasoner
 from tests.support import golden
+from tests.support.models import trajectory
 from tests.support.rounding import agree, apart, limits
 
 CLEAR = 0.1

@@ -37,7 +37,7 @@ def test_an_arrival_takes_a_free_slot_at_the_next_step(endless: Path) -> None:
             assert isinstance(other[-1], Answer) and other[-1].steps == 3
             seen = await anext(aiter(first))
             assert isinstance(seen, Thought) and seen.step == 6  # the first goes on as if nothing had been
-            await first.aclose()  # type: ignore[attr-defined]
+            await first.aclose()
             while service.seated["endless"]:
                 await asyncio.sleep(0.01)
             assert service.desks["endless"].under_way == 0

@@ -21,7 +21,6 @@ from ponder.base import runtime
 from ponder.base.errors import UserError
 from ponder.base.files import holder, locked
 from ponder.cli import main
-from ponder.model import cost
 from ponder.studies import run as study_run
 from ponder.studies import spec as study
 from ponder.studies.board import Board, Lines, Screen, duration
@@ -270,7 +269,6 @@ def test_the_command_runs_cells_as_one_process_would_and_survives_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """kill -9 with one worker, then again with two: as if nothing had happened, bit for bit."""
-    monkeypatch.setattr(cost, "cost", lambda *_, **__: cost.Cost(1, 1, 1, 1, 1, 1, 1))
     monkeypatch.setattr(curves, "draw_curves", lambda *_: None)
     alone, store = Store(tmp_path / "alone", tmp_path / "alone-runs"), Store(tmp_path / "results", tmp_path / "runs")
     cells = [c for c in study.load("stabilization").cells("smoke") if c.task == "sudoku"][:2]

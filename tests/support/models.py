@@ -68,3 +68,17 @@ def gradients(model: Reasoner, value: Tensor) -> dict[str, Tensor]:
         name: torch.zeros_like(p) if grad is None else grad
         for (name, p), grad in zip(named.items(), found, strict=True)
     }
+
+
+@torch.no_grad()
+def trajectory(model: Reasoner, inputs: Tensor, task_ids: Tensor, steps: int) -> list[Step]:
+    """Outputs after each of `steps` ACT steps from a fresh carry, halting off."""
+    was = model.training
+    model.eval()
+    carry = model.start(torch.zeros(len(inputs), dtype=torch.int64))
+    out = list[Step]()
+    for _ in range(steps):
+        out.append(model(carry, inputs, model.table[task_ids]))
+        carry = out[-1].carry
+    model.train(was)
+    return out

@@ -222,14 +222,6 @@ def drawn(seed: int, task: str, same: Symmetry, count: int) -> npt.NDArray[np.ui
         colours = np.concatenate([colours, np.pad(shuffled, ((0, 0), (1, 0)))])
 
 
-def augmentation(seed: int, task: ArcTask, index: int) -> Augmentation:
-    """Augmentation `index` of a task; 0 is the task as it is."""
-    same = symmetry(task)
-    if not 0 <= index < same.distinct:
-        raise UserError(f"task {task.name} has {same.distinct} different augmentations, there is no number {index}")
-    return augmentation_of(drawn(seed, task.name, same, index)[index])
-
-
 def token_tables(rows: npt.NDArray[np.uint8]) -> Tokens:
     """[n, 11] turns and permutations -> [n, 12]: what becomes of each token."""
     special = np.broadcast_to(np.arange(FIRST, dtype=np.uint8), (len(rows), FIRST))

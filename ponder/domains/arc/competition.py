@@ -18,6 +18,7 @@ from ponder.domains.arc.grids import Grid, grid_from_json
 from ponder.domains.arc.tasks import ArcTask, Pair
 from ponder.domains.arc.votes import ATTEMPTS, Candidate
 from ponder.domains.contract import Json
+from ponder.domains.grid import short
 
 LARGEST = (30, 30)
 NAMES = tuple(f"attempt_{number}" for number in range(1, ATTEMPTS + 1))
@@ -36,7 +37,7 @@ def read_challenges(path: Path) -> list[ArcTask]:
         if parse_name(name) != (name, Augmentation()):
             raise UserError(f"{path}: task {name!r} has the name of an augmentation: give it another")
         if not isinstance(task, dict) or not {"train", "test"} <= task.keys():
-            raise UserError(f"{path}: task {name} should have the keys train and test, got {_shown(task)}")
+            raise UserError(f"{path}: task {name} should have the keys train and test, got {short(task)}")
         demos, tests = (
             _pairs(task[role], role == "train", f"{path}: {role} of task {name}") for role in ("train", "test")
         )
@@ -46,12 +47,12 @@ def read_challenges(path: Path) -> list[ArcTask]:
 
 def _pairs(value: Any, shown: bool, what: str) -> tuple[Pair, ...]:
     if not isinstance(value, list) or not value or not all(isinstance(pair, dict) for pair in value):
-        raise UserError(f"{what} should be a list of pairs of grids, got {_shown(value)}")
+        raise UserError(f"{what} should be a list of pairs of grids, got {short(value)}")
     out = []
     for number, pair in enumerate(value, 1):
         for key in ("input", "output") if shown else ("input",):
             if key not in pair:
-                raise UserError(f"{what}, pair {number} has no {key}: it has {_shown(sorted(pair))}")
+                raise UserError(f"{what}, pair {number} has no {key}: it has {short(sorted(pair))}")
         grids = [
             grid_from_json(pair[key], LARGEST, f"{what}, {key} {number}") for key in ("input", "output")[: 1 + shown]
         ]
@@ -97,10 +98,6 @@ def _object(path: Path, what: str) -> dict[str, Any]:
     return found
 
 
-def _shown(value: Any) -> str:
-    return repr(value) if len(repr(value)) <= 60 else f"{repr(value)[:57]}..."
-
-
 # Out ------------------------------------------------------------------------------------------------------------------
 
 
@@ -121,9 +118,7 @@ def submission_for(ranking: Mapping[str, Sequence[Sequence[Candidate]]], tasks: 
 def check_submission(submission: Json, tasks: Sequence[ArcTask]) -> None:
     """Refuses what the competition would: tasks, test inputs or attempts missing or too many, and what is no grid."""
     if not isinstance(submission, dict) or submission.keys() != {task.name for task in tasks}:
-        raise UserError(
-            f"a submission holds the {len(tasks)} tasks of its challenges by name, got {_shown(submission)}"
-        )
+        raise UserError(f"a submission holds the {len(tasks)} tasks of its challenges by name, got {short(submission)}")
     for task in tasks:
         answers = submission[task.name]
         if not isinstance(answers, list) or len(answers) != len(task.tests):

@@ -4,7 +4,6 @@ Nothing but the task id tells a model which task an input belongs to, so the dem
 (the transductive protocol of HRM, TRM and URM), and the test pairs of evaluation tasks never are.
 """
 
-import difflib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import product
@@ -35,7 +34,6 @@ from ponder.domains.arc.competition import read_challenges
 from ponder.domains.arc.grids import (
     COLOURS,
     VOCAB,
-    Grid,
     corner_of,
     crop,
     draw_svg,
@@ -217,27 +215,6 @@ class Arc(Domain):
     def task_ids(self) -> int:
         return int(self._ids[-1])
 
-    def task_id(self, name: str | None, seed: int | None = None) -> int:
-        """The row of the puzzle table for a task, or for an augmentation of it in the dataset built with `seed`."""
-        if name is None:
-            return 0
-        task, augmentation = parse_name(name)
-        names = [other.name for other in self.tasks]
-        if task not in names:
-            near = difflib.get_close_matches(task, names, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UserError(f"unknown {self.name} task {task!r}: {hint}there are {len(names)}, such as {names[0]}")
-        number = names.index(task)
-        if name == task:
-            return int(self._ids[number])
-        if seed is None:
-            raise UserError(f"the task id of {name!r} depends on the dataset; give the seed it was built with")
-        row = np.array([augmentation.turn, *augmentation.colours], dtype=np.uint8)
-        found = np.flatnonzero((self._augmentations(number, seed) == row).all(axis=1))
-        if not len(found):
-            raise UserError(f"{name!r} is not among the augmentations of {task} with seed {seed}; leave the suffix out")
-        return int(self._ids[number] + found[0])
-
     def identifiers(self, seed: int) -> list[str]:
         """The name of each row of the puzzle table, in the published form."""
         names = [BLANK]
@@ -319,7 +296,7 @@ class Arc(Domain):
         return grid_to_text(crop(inputs, corner_of(inputs)))
 
     def from_json(self, puzzle: Json) -> Tokens:
-        """{"input": rows, "task": name or null}, or the rows alone. `task_id` gives the row for the name."""
+        """{"input": rows, "task": name or null}, or the rows alone."""
         if isinstance(puzzle, dict):
             if "input" not in puzzle or set(puzzle) - {"input", "task"}:
                 raise UserError(f"an ARC puzzle has the keys 'input' and 'task', got {sorted(puzzle)}")
@@ -337,14 +314,10 @@ class Arc(Domain):
         return encode(grid, self.side, top, left)
 
     def format_answer(self, inputs: Tokens, answer: Tokens) -> str:
-        return grid_to_text(self.crop(answer, inputs)) or NO_GRID
+        return grid_to_text(crop(answer, corner_of(inputs))) or NO_GRID
 
     def answer_to_json(self, inputs: Tokens, answer: Tokens) -> Json:
-        return self.crop(answer, inputs).tolist()
-
-    def crop(self, answer: Tokens, inputs: Tokens | None = None) -> Grid:
-        """The grid of an answer: it starts where the grid of `inputs` does, at the top left unless translated."""
-        return crop(answer, (0, 0) if inputs is None else corner_of(inputs))
+        return crop(answer, corner_of(inputs)).tolist()
 
     # Judging --------------------------------------------------------------------------------------------------------
 

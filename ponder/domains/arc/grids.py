@@ -10,7 +10,7 @@ from rich.text import Text
 from ponder.base.errors import UserError
 from ponder.domains.contract import PAD, Bools, Ints, Json, Tokens
 from ponder.domains.drawing import INK, MUTED, PAPER, svg_grid
-from ponder.domains.grid import json_rows
+from ponder.domains.grid import check_cells, json_rows
 
 END = 1
 """The token of the row below and the column beside a grid."""
@@ -92,10 +92,8 @@ def grid_from_text(text: str, room: tuple[int, int], what: str) -> Grid:
     rows = text.replace("/", " ").split()
     if not rows:
         raise UserError(f"{what} is empty; write rows of digits separated by '/', as in 012/340/555")
+    check_cells(rows, what, lambda char: char in "0123456789", "the digits 0 to 9")
     for r, row in enumerate(rows):
-        for c, char in enumerate(row):
-            if char not in "0123456789":
-                raise UserError(f"{what} has {char!r} in row {r + 1}, column {c + 1}; allowed: the digits 0 to 9")
         if len(row) != len(rows[0]):
             raise UserError(
                 f"{what} has {len(row)} cells in row {r + 1} and {len(rows[0])} in row 1; all rows must be equally long"
@@ -110,10 +108,7 @@ def grid_to_text(grid: Grid) -> str:
 
 def grid_from_json(value: Json, room: tuple[int, int], what: str) -> Grid:
     rows = json_rows(value, what)
-    for r, row in enumerate(rows):
-        for c, cell in enumerate(row):
-            if type(cell) is not int or not 0 <= cell < COLOURS:
-                raise UserError(f"{what} has {cell!r} in row {r + 1}, column {c + 1}; allowed: whole numbers 0 to 9")
+    check_cells(rows, what, lambda cell: type(cell) is int and 0 <= cell < COLOURS, "whole numbers 0 to 9")
     _check_size((len(rows), len(rows[0])), room, what)
     return np.array(rows, dtype=np.uint8)
 
@@ -134,8 +129,9 @@ def paint(panels: Sequence[Tokens]) -> Text:
     return text
 
 
-def draw_svg(panels: Sequence[Tokens], marked: Bools | None, label: str, size: int = 20) -> str:
+def draw_svg(panels: Sequence[Tokens], marked: Bools | None, label: str) -> str:
     """The same as SVG; `marked` cells of the last panel carry a dot."""
+    size = 20
     drawings, x, height = [], 0, 0
     for number, panel in enumerate(panels):
         marks = marked if number == len(panels) - 1 else None

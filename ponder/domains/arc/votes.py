@@ -1,8 +1,7 @@
 """ARC voting: predictions for the augmentations of a task become a ranking of answers, a submission and pass@k."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from math import fsum
 from typing import Any
 
@@ -10,22 +9,21 @@ import numpy as np
 import numpy.typing as npt
 
 from ponder.base.errors import UserError
-from ponder.domains.arc.augment import TURNS, UNDO, Augmentation, parse_name
+from ponder.domains.arc.augment import TURNS, UNDO, parse_name
 from ponder.domains.arc.grids import COLOURS, FIRST, Grid, crop_sizes, side_of
 from ponder.domains.contract import Json, Tokens
 
 CHUNK = 2048
+"""Predictions that are cropped at a time."""
 ATTEMPTS = 2
-
-Prediction = tuple[str, Tokens, Tokens, float]
-"""Augmented name, input tokens, predicted tokens, confidence."""
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """Many predictions as arrays."""
+    """What was predicted for augmented test inputs, a row each."""
 
     names: Sequence[str]
+    """Of the augmentations."""
     inputs: Tokens
     predicted: Tokens
     confidence: npt.NDArray[np.floating[Any]]
@@ -51,7 +49,6 @@ class VoteScore:
     """Where the right grid stands in each ranking, from 1; None where nothing predicted it."""
     submission: dict[str, list[dict[str, Json]]]
     """The two best grids of each test input; a missing second repeats the first, none at all is an empty list."""
-    predictions: int
     unmatched: int
     """Predictions that belong to no test input of the given tasks, and did not vote."""
 
@@ -61,9 +58,7 @@ _Key = tuple[tuple[int, ...], bytes]
 
 
 def score_votes(
-    predictions: Predictions | Iterable[Prediction],
-    tasks: Mapping[str, Mapping[str, Any]],
-    ks: Sequence[int] = (1, 2),
+    predictions: Predictions, tasks: Mapping[str, Mapping[str, Any]], ks: Sequence[int] = (1, 2)
 ) -> VoteScore:
     """Undo each augmentation, crop, find the test input it answers, and rank equal grids by votes, then confidence.
 
@@ -79,9 +74,8 @@ def score_votes(
         tests_by_input[name] = {}
         for number, pair in enumerate(task["test"]):
             tests_by_input[name].setdefault(_key_of(pair["input"]), []).append(number)
-    total = unmatched = 0
+    unmatched = 0
     for task_name, input_key, predicted_key, confidence in _restored(predictions):
-        total += 1
         tests = tests_by_input.get(task_name, {}).get(input_key, [])
         unmatched += not tests
         for number in tests:
@@ -93,12 +87,9 @@ def score_votes(
         ranking[name], label_rank[name] = [], []
         for pair, cast in zip(task["test"], votes[name], strict=True):
             ordered = sorted(cast, key=lambda key: (-len(cast[key]), -fsum(cast[key]) / len(cast[key]), key))
-            ranking[name].append(
-                [
-                    Candidate(_grid_of(key), votes=len(cast[key]), confidence=fsum(cast[key]) / len(cast[key]))
-                    for key in ordered
-                ]
-            )
+            grids = [np.frombuffer(cells, dtype=np.uint8).reshape(shape) for shape, cells in ordered]
+            found = zip(grids, (cast[key] for key in ordered), strict=True)
+            ranking[name].append([Candidate(grid, len(each), fsum(each) / len(each)) for grid, each in found])
             label = _key_of(pair["output"])
             label_rank[name].append(ordered.index(label) + 1 if label in cast else None)
 
@@ -111,7 +102,6 @@ def score_votes(
         ranking=ranking,
         label_rank=label_rank,
         submission={name: [_attempts(ranked) for ranked in ranking[name]] for name in tasks},
-        predictions=total,
         unmatched=unmatched,
     )
 
@@ -127,53 +117,23 @@ def _key_of(rows: Json) -> _Key:
     return grid.shape, grid.tobytes()
 
 
-def _grid_of(key: _Key) -> Grid:
-    return np.frombuffer(key[1], dtype=np.uint8).reshape(key[0])
-
-
-def _restored(predictions: Predictions | Iterable[Prediction]) -> Iterator[tuple[str, _Key, _Key, float]]:
+def _restored(predictions: Predictions) -> Iterator[tuple[str, _Key, _Key, float]]:
     """(task, input grid, predicted grid, confidence), in the task's own orientation and colours."""
-    for chunk in _chunks(predictions):
-        side = side_of(chunk.inputs.shape[1])
-        inputs, predicted = (tokens.reshape(-1, side, side) for tokens in (chunk.inputs, chunk.predicted))
+    side = side_of(predictions.inputs.shape[1])
+    for start in range(0, len(predictions.names), CHUNK):
+        some = slice(start, start + CHUNK)
+        inputs, predicted = (t[some].reshape(-1, side, side) for t in (predictions.inputs, predictions.predicted))
         rows = zip(
-            *(chunk.names, chunk.confidence.tolist()),
+            *(predictions.names[some], predictions.confidence[some].tolist()),
             *(inputs, crop_sizes(inputs).tolist(), predicted, crop_sizes(predicted).tolist()),
             strict=True,
         )
         for name, confidence, given, given_size, answer, answer_size in rows:
-            task, augmentation = parse_name(str(name))
+            task, augmentation = parse_name(name)
             undo = TURNS[UNDO[augmentation.turn]]
-            table = _original_colours(augmentation)
+            table = bytes.maketrans(bytes(FIRST + colour for colour in augmentation.colours), bytes(range(COLOURS)))
             keys = []
             for canvas, (height, width) in ((given, given_size), (answer, answer_size)):
                 grid = undo(canvas[:height, :width])
                 keys.append((grid.shape, grid.tobytes().translate(table)))
             yield task, keys[0], keys[1], confidence
-
-
-def _original_colours(augmentation: Augmentation) -> bytes:
-    tokens = bytes([FIRST + colour for colour in augmentation.colours])
-    return bytes.maketrans(tokens, bytes(range(COLOURS)))
-
-
-def _chunks(predictions: Predictions | Iterable[Prediction]) -> Iterator[Predictions]:
-    if isinstance(predictions, Predictions):
-        for start in range(0, len(predictions.names), CHUNK):
-            part = slice(start, start + CHUNK)
-            yield Predictions(
-                predictions.names[part],
-                np.asarray(predictions.inputs[part], dtype=np.uint8),
-                np.asarray(predictions.predicted[part], dtype=np.uint8),
-                np.asarray(predictions.confidence[part]),
-            )
-    else:
-        rest = iter(predictions)
-        while some := list(islice(rest, CHUNK)):
-            names, inputs, predicted, confidence = zip(*some, strict=True)
-            yield Predictions(
-                names,
-                np.stack(inputs).astype(np.uint8, copy=False),
-                np.stack(predicted).astype(np.uint8, copy=False),
-                np.array(confidence, dtype=np.float64),
-            )

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 from rich.text import Text
 
+from ponder.base.console import counted
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry, Relation
 from ponder.domains import contract as base
@@ -26,7 +27,7 @@ from ponder.domains.contract import (
     silent,
 )
 from ponder.domains.drawing import HIGHLIGHT, INK, MUTED, PAPER, svg_grid
-from ponder.domains.grid import json_rows, row_wording, rows_schema, size_of, turned
+from ponder.domains.grid import check_cells, json_rows, row_wording, rows_schema, short, size_of, turned
 from ponder.domains.life import boards as life_boards
 from ponder.domains.life import generate as life_generate
 from ponder.domains.life.boards import ALIVE, DEAD, MAX_SIDE, MAX_STEPS, ZERO, Boards, Examples
@@ -82,19 +83,9 @@ class Life(Domain):
         side = self.params.max_side
         if self.params.min_side < side:
             return NO_GEOMETRY  # boards of several shapes share the positions
-        torus = self.params.boundary == "torus"
         steps = [(down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right]
-
-        def neighbours(row: int, column: int) -> tuple[int, ...]:
-            there = [(row + down, column + right) for down, right in steps]
-            if torus:
-                there = [(r % side, c % side) for r, c in there]
-            return tuple(r * (side + 1) + c for r, c in there if 0 <= r < side and 0 <= c < side)
-
-        cells = [(row, column) for row in range(side) for column in range(side)]
-        around = tuple(neighbours(*cell) for cell in cells)
-        told = tuple((row * (side + 1) + column,) for row, column in cells)
-        return Geometry((Relation("around", around, told),), asked=(self.seq_len - 2, self.seq_len - 1), zero=ZERO)
+        around = Relation.neighbours("around", side, side, steps, gap=1, torus=self.params.boundary == "torus")
+        return Geometry((around,), asked=(self.seq_len - 2, self.seq_len - 1), zero=ZERO)
 
     def symmetry(self, inputs: Tokens, rng: np.random.Generator) -> Symmetry:
         height, width = self._read(inputs)[0].shape
@@ -131,12 +122,10 @@ class Life(Domain):
     def parse(self, text: str) -> Tokens:
         board, colon, number = text.partition(":")
         if not colon:
-            raise UserError(
-                f"life puzzle {_short(text)} has no ':'; write the board, ':' and the steps: {self.example}"
-            )
+            raise UserError(f"life puzzle {short(text)} has no ':'; write the board, ':' and the steps: {self.example}")
         steps = re.fullmatch(r"\s*([0-9]{1,2})\s*", number)
         if steps is None:
-            raise UserError(f"life puzzle has {_short(number)} after ':'; write the number of steps, 1 to {MAX_STEPS}")
+            raise UserError(f"life puzzle has {short(number)} after ':'; write the number of steps, 1 to {MAX_STEPS}")
         return self._puzzle(_read_board(board, "life board"), int(steps[1]))
 
     def format(self, inputs: Tokens) -> str:
@@ -145,17 +134,12 @@ class Life(Domain):
 
     def from_json(self, puzzle: Json) -> Tokens:
         if not isinstance(puzzle, dict) or set(puzzle) != {"board", "steps"}:
-            raise UserError(f'life puzzle should be {{"board": [[0, 1, ...], ...], "steps": 4}}; got {_short(puzzle)}')
+            raise UserError(f'life puzzle should be {{"board": [[0, 1, ...], ...], "steps": 4}}; got {short(puzzle)}')
         steps = puzzle["steps"]
         if type(steps) is not int:
-            raise UserError(f"life puzzle has steps {_short(steps)}; give a whole number from 1 to {MAX_STEPS}")
+            raise UserError(f"life puzzle has steps {short(steps)}; give a whole number from 1 to {MAX_STEPS}")
         rows = json_rows(puzzle["board"], "life board")
-        for r, row in enumerate(rows, 1):
-            for c, cell in enumerate(row, 1):
-                if type(cell) is not int or cell not in (0, 1):
-                    raise UserError(
-                        f"life board has {_short(cell)} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)"
-                    )
+        check_cells(rows, "life board", lambda cell: type(cell) is int and cell in (0, 1), "0 (dead), 1 (alive)")
         return self._puzzle(np.array(rows, dtype=np.bool_), steps)
 
     def to_json(self, inputs: Tokens) -> Json:
@@ -194,7 +178,7 @@ class Life(Domain):
         cells, steps = self._read(inputs)
         row, column = divmod(int(wrong[0]), cells.shape[1] + 1)
         state = "alive" if labels[0, wrong[0]] == ALIVE else "dead"
-        return f"row {row + 1}, column {column + 1} should be {state} after {_steps(steps)}"
+        return f"row {row + 1}, column {column + 1} should be {state} after {counted(steps, 'step')}"
 
     def solutions(self, inputs: Tokens, limit: int = 2) -> list[Tokens]:
         labels, puzzles = self._solve(inputs[None])
@@ -203,7 +187,7 @@ class Life(Domain):
     def render(self, inputs: Tokens, answer: Tokens | None = None) -> Text:
         cells, steps = self._read(inputs)
         text = Text()
-        text.append(f"{_steps(steps)}\n", style="bold")
+        text.append(f"{counted(steps, 'step')}\n", style="bold")
         for row in range(len(cells)):
             _append_row(text, cells[row] + DEAD, "default" if answer is None else "dim")
             if answer is not None:
@@ -231,7 +215,7 @@ class Life(Domain):
             return svg_grid(height, width, cell, size=CELL_SIZE, label="Game of Life board")
 
         apart = width * CELL_SIZE + 40
-        caption = f"{_steps(steps)} to go" if answer is None else f"start → after {_steps(steps)}"
+        caption = f"{counted(steps, 'step')} to go" if answer is None else f"start → after {counted(steps, 'step')}"
         w, h = max(180, apart * (len(boards) - 1) + width * CELL_SIZE + 4), height * CELL_SIZE + 4 + CAPTION
         parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" width="{w}" height="{h}" role="img" '
@@ -275,10 +259,7 @@ class Life(Domain):
 
     def read_call(self, arguments: Mapping[str, Any]) -> Json:
         rows = cells_of(arguments["board"], "the board", MENDED)
-        for r, row in enumerate(rows, 1):
-            for c, cell in enumerate(row, 1):
-                if cell not in ("0", "1"):
-                    raise UserError(f"the board has {cell[:20]!r} in row {r}, column {c}; allowed: 0 (dead), 1 (alive)")
+        check_cells(rows, "the board", lambda cell: cell in ("0", "1"), "0 (dead), 1 (alive)")
         least, most = self.params.min_side, self.params.max_side
         if far := sum(max(least - side, side - most, 0) for side in (len(rows), len(rows[0]))):
             raise Misfit(f"{len(rows)}x{len(rows[0])} cells (rows x columns)", far)
@@ -308,7 +289,7 @@ class Life(Domain):
         boards, steps, puzzles = life_boards.decode(inputs[None], self.params.max_side)
         if not puzzles[0]:
             shown = "".join(self.vocab[t] if t < len(self.vocab) else "?" for t in inputs)
-            raise UserError(f"tokens {_short(shown)} are not a life board, ':' and two digits")
+            raise UserError(f"tokens {short(shown)} are not a life board, ':' and two digits")
         return life_boards.unpack(boards.rows[0, : boards.heights[0]], int(boards.widths[0])), int(steps[0])
 
     def _answer_cells(self, inputs: Tokens, answer: Tokens) -> Tokens:
@@ -338,10 +319,7 @@ def _rows(text: str) -> list[str]:
 def _read_board(text: str, what: str) -> Bools:
     """Rows apart by '/' or new lines, with spaces as one likes; or, without those, apart by spaces."""
     rows = _rows(text)
-    for r, row in enumerate(rows, 1):
-        for c, char in enumerate(row, 1):
-            if char not in CELLS:
-                raise UserError(f"{what} has {char!r} in row {r}, column {c}; allowed: . 0 (dead), O o 1 (alive)")
+    check_cells(rows, what, lambda char: char in CELLS, ". 0 (dead), O o 1 (alive)")
     for r, row in enumerate(rows, 1):
         if not row or len(row) != len(rows[0]):
             raise UserError(f"{what} has {len(row)} cells in row {r} but {len(rows[0])} in row 1; make all rows equal")
@@ -362,12 +340,3 @@ def _one_board(cells: Bools) -> Boards:
 
 def _board_text(tokens: Tokens) -> str:
     return "/".join("".join(SYMBOLS.get(int(token), "?") for token in row) for row in tokens)
-
-
-def _steps(steps: int) -> str:
-    return "1 step" if steps == 1 else f"{steps} steps"
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

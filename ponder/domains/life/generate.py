@@ -187,17 +187,12 @@ def build(params: LifeParams, seed: int, workers: int, progress: Progress) -> di
     together = Examples(
         np.concatenate([e.which for e in splits.values()]), np.concatenate([e.steps for e in splits.values()])
     )
-    inputs, labels = make_examples(boards, together, params, progress)
-    arrays: dict[str, Arrays] = {}
-    end = 0
-    for name, examples in splits.items():
-        start, end = end, end + len(examples.which)
-        arrays[name] = {
-            "inputs": inputs[start:end],
-            "labels": labels[start:end],
-            "steps": examples.steps.astype(np.uint8),
-        }
-    return arrays
+    ends = np.cumsum([len(e.which) for e in splits.values()])[:-1]
+    parts = zip(*(np.split(each, ends) for each in make_examples(boards, together, params, progress)), strict=True)
+    return {
+        name: {"inputs": inputs, "labels": labels, "steps": examples.steps.astype(np.uint8)}
+        for (name, examples), (inputs, labels) in zip(splits.items(), parts, strict=True)
+    }
 
 
 def sample(params: LifeParams, seed: int, count: int) -> tuple[Tokens, Tokens]:

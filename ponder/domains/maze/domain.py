@@ -167,20 +167,12 @@ class Maze(GridDomain):
     # From rules to arrays -------------------------------------------------------------------------------------------
 
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
-        p = self.params
-        if p.source == "generate":
-            # Training last: asking for more of it leaves the mazes to be judged on as they are.
-            counts = {"test": p.test, "val": p.val, "train": p.train}
-            inputs, labels = self._generate(sum(counts.values()), self._tries, seed, SPLITS, workers, progress)
-            ends = np.cumsum(list(counts.values()))
-            built: dict[str, Arrays] = {
-                split: {"inputs": inputs[end - count : end], "labels": labels[end - count : end]}
-                for (split, count), end in zip(counts.items(), ends, strict=True)
-            }
+        if self.params.source == "generate":
+            made = self._generate(self.generated, self._tries, seed, SPLITS, workers, progress)
+            built = self.shared_out(*made)
             self._ease(built["train"], seed)
-        else:
-            built = self._from_csvs(seed, workers, progress)
-        return {split: built[split] for split in self.splits}
+            return built
+        return self._from_csvs(seed, workers, progress)
 
     @property
     def _tries(self) -> int:
@@ -247,7 +239,7 @@ class Maze(GridDomain):
         if p.subsample is not None and p.subsample > len(train):
             raise UserError(f"subsample {p.subsample} is more than the {len(train)} training mazes there are")
         parts = {"train": np.sort(train[: p.subsample]), "val": np.sort(val)}
-        built = {"test": test} | {split: {k: v[part] for k, v in rest.items()} for split, part in parts.items()}
+        built = {**{split: {k: v[part] for k, v in rest.items()} for split, part in parts.items()}, "test": test}
         if p.val_from == "generator":
             taken = np.concatenate([keys, self._keys(test["inputs"])])
             inputs, labels = self._generate(2 * p.val, self._tries, seed, SPLITS, workers, progress)

@@ -135,20 +135,11 @@ class Sudoku(GridDomain):
     # From rules to arrays -------------------------------------------------------------------------------------------
 
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
-        p = self.params
-        if p.source == "generate":
-            # Training last: asking for more of it leaves the puzzles to be judged on as they are.
-            counts = {"test": p.test, "val": p.val, "train": p.train}
-            arrays = self._generate(sum(counts.values()), seed, SPLITS, workers, progress)
-            cuts = np.cumsum([0, *counts.values()])
-            built = {
-                split: {name: array[start:end] for name, array in arrays.items()}
-                for split, start, end in zip(counts, cuts[:-1], cuts[1:], strict=True)
-            }
+        if self.params.source == "generate":
+            built = self.shared_out(**self._generate(self.generated, seed, SPLITS, workers, progress))
             self._ease(built["train"], seed)
-        else:
-            built = self._from_csvs(seed, progress)
-        return {split: built[split] for split in self.splits}
+            return built
+        return self._from_csvs(seed, progress)
 
     def _generate(self, count: int, seed: int, use: int, workers: int, progress: Progress) -> Arrays:
         """The first `count` different puzzles, rated high enough, of an endless row of chunks."""
@@ -209,8 +200,9 @@ class Sudoku(GridDomain):
             there = f"the {len(index) - p.val} training puzzles there are"
             raise UserError(f"subsample {wanted} is more than {there}; set a smaller one, or none for all")
         parts = {"train": index[p.val : p.val + wanted], "val": index[: p.val]}
-        return {"test": test} | {
-            split: {name: array[np.sort(part)] for name, array in rest.items()} for split, part in parts.items()
+        return {
+            **{split: {name: array[np.sort(part)] for name, array in rest.items()} for split, part in parts.items()},
+            "test": test,
         }
 
     def _read(self, path: Path, progress: Progress) -> Arrays:

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from ponder.base.stats import Floats
 from ponder.domains.contract import Arrays, Ints, Tokens, rng_for
 
-Floats = npt.NDArray[np.floating[Any]]
 EMPTY = 1
 FIRST = 2
 """The token of digit 1."""
