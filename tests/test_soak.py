@@ -1,6 +1,7 @@
 """The campaign of `make soak` in its short form: every kind of fault once, a few inputs of every kind."""
 
 import os
+import random
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,14 @@ def test_a_server_that_is_struck_answers_as_before_or_names_what_is_damaged(plac
     fell = {kind: verdict for kind, _, verdict, _ in found if verdict != "missed"}
     assert fell.keys() == {"a bit of a file flipped", "a file cut short", "two at once", "the clock jumps"}
     assert fell["two at once"] == fell["the clock jumps"] == "survived" and "wrong" not in fell.values(), found
+
+
+def test_a_study_that_is_damaged_on_its_way_is_one_that_ends_as_the_whole_does(place: Path) -> None:
+    """Else a sound end counts as wrong. Every work is measured in one part and in two."""
+    studied = works(place / "studied", ("study",), calls=False)["study"]
+    rng = random.Random(0)
+    verdict = faults.spoilt(lambda file, _: None)(studied, place / "studied" / "untouched", rng, [])
+    assert verdict == "survived"
 
 
 def test_the_campaign_sees_an_end_that_differs(
