@@ -80,6 +80,12 @@ def test_what_nobody_should_give_is_taken_or_refused(kind: str, made: dict[str, 
     assert (found.counts["refused"] > 0) == (kind != "answers of language models")  # which never fail
 
 
+def test_a_command_that_writes_bytes_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Path(os.devnull).open(encoding="utf-8") as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        fuzz.command(["mcp"])
+
+
 def test_runs_add_up_and_the_page_is_made_of_them() -> None:
     one = record.Run(0, "abc", 900)
     one.add_fault("a bit of a file flipped", "data", "refused")
