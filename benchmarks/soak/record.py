@@ -205,11 +205,7 @@ The growth that the first runs show was no leak: what is alive stayed. Looked at
 minutes and 75,282 requests, 117 to 129 MB of the heap were in use (medians of the halves 122.4 and 122.9) and 924,000
 to 943,000 blocks of Python's (935,000 and 934,000), while the heap grew from 139.4 to 149.0 MB and resident memory from
 360.5 to 369.7. The server keeps what it has freed, since the next step needs it again, and every thread kept its own;
-with one heap for all threads it had its size, 142.0 MB, after 17 seconds and kept it to the end. The warm-up is longer
-the larger the model: with sudoku-9x9, 14 times 200 puzzles, resident memory rose from 521 to 854 MB in eleven of them
-and stayed; with a heap for each thread it was at 922 and still rising. One heap costs CPU time: 2.48 to 2.64 ms for a
-puzzle of sudoku-4x4 against 2.45 to 2.48, a mean of 30.4 ms against 28.5 with sudoku-9x9 (24 rounds in turns, on a busy
-machine).
+with one heap for all threads it had its size, 142.0 MB, after 17 seconds and kept it to the end.
 
 {found}
 """
