@@ -135,21 +135,17 @@ def best_device() -> str:
     return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def reuse_memory(one_heap: bool = False) -> None:
+def reuse_memory() -> None:
     """Let glibc keep freed memory instead of handing it back to the kernel after every large tensor.
 
     Otherwise each layer's temporaries are mapped, zeroed and unmapped again, which costs a tenth of a step on a CPU
-    (docs/performance.md). `one_heap`, before there are threads: they share what is kept. Otherwise each keeps its own,
-    and where they hand each other what they made the process grows for long (docs/reliability.md). Elsewhere than on
-    glibc nothing happens.
+    (docs/performance.md). Elsewhere than on glibc nothing happens.
     """
-    m_trim_threshold, m_mmap_max, m_arena_max = -1, -4, -8
+    m_trim_threshold, m_mmap_max = -1, -4
     with suppress(OSError, AttributeError, TypeError):  # the last from Windows, which has no CDLL(None)
         libc = ctypes.CDLL(None)
         libc.mallopt(m_mmap_max, 0)
         libc.mallopt(m_trim_threshold, -1)
-        if one_heap:
-            libc.mallopt(m_arena_max, 1)
 
 
 def carry_dtype(precision: str) -> torch.dtype:

@@ -49,7 +49,7 @@ def main(args: Sequence[str]) -> None:
         if known.threads < 1:
             raise UserError(f"threads {known.threads} is too small: give at least 1")
         torch.set_num_threads(known.threads)
-    runtime.reuse_memory(one_heap=True)
+    runtime.reuse_memory()
     listening = server.listen(known.host, known.port)
     solvers = service.Service(Shelf(known.model, search=None), known.slots, known.queue, known.timeout)
     address = f"[{known.host}]" if ":" in known.host else known.host

@@ -1,7 +1,6 @@
 """Connections: many, idle, half open, cut, of other sites; and a server that is told to end."""
 
 import json
-import platform
 import signal
 import socket
 import time
@@ -73,26 +72,6 @@ def test_a_client_that_vanishes_amid_its_body_is_no_failure(server: Server, http
     key = 'ponder_requests_total{path="/v1/solve",status="499"}'
     wait_for(lambda: metrics(http).get(key, 0) == before.get(key, 0) + 1)
     assert {k: v for k, v in metrics(http).items() if 'status="500"' in k} == {}
-
-
-def heaps(pid: int) -> int:
-    """Of glibc's threads: each lies at a multiple of 64 MB and has the rest of that reserved."""
-    size, count, begin = 64 * 2**20, 0, 0
-    for line in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8").splitlines():
-        area, mode = line.split()[:2]
-        first, end = (int(each, 16) for each in area.split("-"))
-        if mode == "rw-p" and first % size == 0:
-            begin = first
-        count += mode == "---p" and begin > 0 and end == begin + size
-    return count
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no heap for each thread")
-def test_the_threads_share_one_heap(server: Server, http: httpx.Client) -> None:
-    """Else each keeps free memory of its own, and the whole grows by megabytes for a long time."""
-    for _ in range(3):
-        assert http.post("/v1/solve", json={"model": "sudoku-4x4", "puzzle": GOOD}).status_code == 200
-    assert heaps(server.popen.pid) == 0
 
 
 @pytest.mark.parametrize("ending", ["half", "last"])
