@@ -328,7 +328,7 @@ def command_lines(place: Place) -> Try:
     os.chdir(place.here)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
 
-    def one(rng: random.Random) -> object:
+    def one(rng: random.Random) -> None:
         words = rng.choice(LINES).split()
         for _ in range(rng.choice((1, 1, 2, 3))):
             at, way = rng.randint(0, len(words) - 1), rng.randrange(5)
