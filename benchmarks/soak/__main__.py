@@ -24,7 +24,7 @@ MOST = 100_000
 
 
 def campaign(
-    place: Path, seed: int, seconds: Mapping[str, float], kept: record.Record, say: Callable[[str], None], jobs: int
+    place: Path, seed: int, seconds: Mapping[str, float], kept: record.Run, say: Callable[[str], None], jobs: int
 ) -> None:
     """As many faults, inputs and clients as there is time for in each part."""
     if seconds.get("faults"):
@@ -40,7 +40,7 @@ def strike_for(
     place: Path,
     seed: int,
     seconds: float,
-    kept: record.Record,
+    kept: record.Run,
     say: Callable[[str], None],
     jobs: int = 1,
 ) -> None:
@@ -66,7 +66,7 @@ def strike_for(
             say(f"fault {number} of seed {seed} ({kind}: {name}): wrong\n" + "\n".join(said))
 
 
-def fuzz_for(sound: Path, seed: int, seconds: float, kept: record.Record, say: Callable[[str], None]) -> None:
+def fuzz_for(sound: Path, seed: int, seconds: float, kept: record.Run, say: Callable[[str], None]) -> None:
     described = find_spec("schemathesis") is not None
     until, left = time.monotonic() + seconds, len(fuzz.KINDS) + described
     for kind in fuzz.KINDS:
@@ -92,17 +92,16 @@ def main() -> None:
     if known.page:
         record.show(before)
         return
-    seed = known.seed if known.seed is not None else max((run["seed"] for run in before.runs), default=-1) + 1
-    found, began = record.Record(), time.monotonic()
+    seed = known.seed if known.seed is not None else max((run.seed for run in before.runs), default=-1) + 1
+    run, began = record.Run(seed, commit()), time.monotonic()
     shares = {known.only: 1.0} if known.only else SHARES
     seconds = {part: share * known.hours * 3600 for part, share in shares.items()}
 
     def keep() -> None:
-        """What was found so far, on top of what the record holds by now."""
+        """What was found so far, after what the record holds by now."""
+        run.seconds = round(time.monotonic() - began)
         whole = record.Record.read()
-        spent = round(time.monotonic() - began)
-        whole.runs.append({"seed": seed, "commit": commit(), "seconds": spent, "failures": found.wrong})
-        whole.add(found)
+        whole.runs.append(run)
         whole.write()
         record.show(whole)
 
@@ -110,10 +109,10 @@ def main() -> None:
     try:
         with tempfile.TemporaryDirectory(prefix="ponder-soak-") as place:
             here, say = Path(place).resolve(), lambda text: print(text, flush=True)
-            campaign(here, seed, seconds, found, say, known.jobs)
+            campaign(here, seed, seconds, run, say, known.jobs)
     finally:
         keep()
-    if found.wrong:
+    if run.failures:
         raise SystemExit(1)
 
 

@@ -7,6 +7,7 @@ import asyncio
 import json
 import random
 import re
+import statistics
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -63,20 +64,19 @@ async def _request(
     return True
 
 
-def load(clients: int, seconds: float, seed: int) -> dict[str, float]:
-    """What `clients` at once see in so many seconds, and the server's resident memory after the warm-up and at the end:
-    the medians of the second and of the last quarter of the time."""
+def load(clients: int, seconds: float, seed: int) -> dict[str, Any]:
+    """What `clients` at once see in so many seconds, and the server's resident memory meanwhile."""
     domain = Solver(MODEL).domain
     puzzles = [domain.format(row) for row in domain.sample(seed, 500)[0]]
     count = Counter[str](requests=0, answered=0, left=0, lost=0, wrong=0, **{"answered twice": 0})
-    sizes: list[int] = []
+    sizes: list[tuple[float, float]] = []
 
     async def everyone(server: Server) -> None:
         until = time.monotonic() + seconds
 
         async def watch() -> None:
             while time.monotonic() < until:
-                sizes.append(server.process.memory_info().rss)
+                sizes.append((time.monotonic() - until + seconds, server.process.memory_info().rss / 1e6))
                 await asyncio.sleep(seconds / 200)
 
         many = (client(server, puzzles, random.Random(f"{seed} {i}"), until, count) for i in range(clients))
@@ -84,10 +84,25 @@ def load(clients: int, seconds: float, seed: int) -> dict[str, float]:
 
     with serving(MODEL, 64, 1) as server:
         asyncio.run(everyone(server))
-    quarter = len(sizes) // 4
-    second, last = (sorted(part)[len(part) // 2] for part in (sizes[quarter : 2 * quarter], sizes[-quarter:]))
-    memory = {"megabytes after warm-up": round(second / 1e6, 1), "megabytes at the end": round(last / 1e6, 1)}
-    return {"clients": clients, "seconds": round(seconds), **count, **memory}
+    return {"clients": clients, "seconds": round(seconds), **count, **memory(sizes, seconds)}
+
+
+def memory(sizes: Sequence[tuple[float, float]], seconds: float) -> dict[str, Any]:
+    """Of (second, megabytes): the medians of the second and last quarter of the time, of the tenth in its middle and of
+    all twentieths, and the slope of the second half. A warm-up ends; a leak goes on."""
+
+    def median(begin: float, end: float) -> float:
+        return round(statistics.median(mb for t, mb in sizes if begin * seconds <= t <= end * seconds), 1)
+
+    half = [(t, mb) for t, mb in sizes if t >= seconds / 2]
+    slope = statistics.linear_regression([t for t, _ in half], [mb for _, mb in half]).slope
+    return {
+        "megabytes after warm-up": median(0.25, 0.5),
+        "megabytes at half time": median(0.45, 0.55),
+        "megabytes at the end": median(0.75, 1),
+        "megabytes a minute": round(60 * slope, 2),
+        "megabytes": [median(i / 20, (i + 1) / 20) for i in range(20)],
+    }
 
 
 def described(seconds: float, seed: int) -> Counter[str]:

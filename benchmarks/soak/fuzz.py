@@ -324,13 +324,11 @@ mcp
 
 def command_lines(place: Place) -> Try:
     """Each for as long as a mistake would take to be found. Work that is then under way was rightly asked for."""
-    from ponder.cli import main
-
     os.environ |= {"XDG_DATA_HOME": str(place.here), "HF_HOME": str(place.here), "HF_HUB_OFFLINE": "1"}
     os.chdir(place.here)
     os.dup2(os.open(os.devnull, os.O_RDWR), 0)
 
-    def one(rng: random.Random) -> object:
+    def one(rng: random.Random) -> None:
         words = rng.choice(LINES).split()
         for _ in range(rng.choice((1, 1, 2, 3))):
             at, way = rng.randint(0, len(words) - 1), rng.randrange(5)
@@ -343,22 +341,26 @@ def command_lines(place: Place) -> Try:
             else:
                 words[at] = spoil_text(words[at], rng)
         words = [word for word in words if not word.startswith("/") and "\x00" not in word]
-        heard = io.StringIO()
         signal.setitimer(signal.ITIMER_REAL, WORKING)
-        try:
-            with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(io.StringIO()):
-                code: object = main(words)
-        except SystemExit as end:
-            code = end.code
-        except Hangs:
-            return None
-        if "Traceback" in heard.getvalue() or code not in (0, 1, 2, 130, None):
-            raise RuntimeError(f"code {code}: {heard.getvalue()[-300:]}")
-        if code == 2:
-            raise UserError("refused")
-        return None
+        with contextlib.suppress(Hangs):
+            command(words)
 
     return one
+
+
+def command(words: list[str]) -> None:
+    from ponder.cli import main
+
+    heard, shown = io.StringIO(), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")  # a server writes bytes, too
+    try:
+        with contextlib.redirect_stderr(heard), contextlib.redirect_stdout(shown):
+            code: object = main(words)
+    except SystemExit as end:
+        code = end.code
+    if "Traceback" in heard.getvalue() or code not in (0, 1, 2, 130, None):
+        raise RuntimeError(f"code {code}: {heard.getvalue()[-300:]}")
+    if code == 2:
+        raise UserError("refused")
 
 
 def requests(_: Place) -> Try:

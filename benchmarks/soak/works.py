@@ -29,6 +29,7 @@ from ponder.inference.solver import Shelf, Solver
 from ponder.inference.weights import open_weights, zoo_folders
 from ponder.serve import http, server
 from ponder.serve.service import Service
+from ponder.studies.cell import run_cell
 from ponder.studies.run import BUSY, Assignment, attempt_cell
 from ponder.studies.spec import After, Cell
 from ponder.studies.store import Store
@@ -92,6 +93,12 @@ class Work:
             with suppress(Exception):
                 import_module(name)
         self.whole = self.end(first)
+        parted = place / "parted"
+        self.prepare(parted)
+        parted.mkdir(exist_ok=True)
+        well(lambda: self.part(parted, random.Random(0)))
+        well(lambda: self.use(parted))
+        assert self.end(parted) == self.whole, "in two parts it ends otherwise, without any damage"
         self.changes = int(counted.read_text(encoding="utf-8")) if counted.exists() else 0
         if calls:
             second, trace = place / "traced", place / "trace"
@@ -222,7 +229,7 @@ def study(data_dir: Path) -> Work:
         hurry()
         store = store_in(folder)
         attempt_cell(CELLS[0], Assignment((CELLS[0].label,), "smoke", store, data_dir, "cpu"))
-        train_in(CELLS[1].config, store.folder(CELLS[1].key), data_dir, HERE, Limits(updates=5), quiet=True)
+        run_cell(CELLS[1], store, data_dir, HERE, Limits(updates=5))
 
     return Work(do, end_of_study, part, do, kept)
 

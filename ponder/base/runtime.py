@@ -148,6 +148,13 @@ def reuse_memory() -> None:
         libc.mallopt(m_trim_threshold, -1)
 
 
+def give_back() -> None:
+    """Hand to the kernel what is free by now. A process that keeps it for ever has the size of all the places in which
+    its tensors ever lay, and whatever small thing comes to lie in one of them makes it grow (docs/reliability.md)."""
+    with suppress(OSError, AttributeError, TypeError):  # as above
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def carry_dtype(precision: str) -> torch.dtype:
     """What the states are kept in between ACT steps, in training, evaluation and serving alike."""
     return torch.bfloat16 if precision == "bfloat16" else torch.float32

@@ -148,8 +148,7 @@ def _put_together(data: dict[str, Any], folder: Path, kind: str, plain: bool) ->
     parent, recipe = data.pop("extends", None), data.pop("recipe", None)
     if parent:
         data = merge(_read(folder, parent, kind, plain), data)
-    if not isinstance(recipe, Mapping | None):
-        raise UserError(f"recipe: should hold keys and values, got {recipe!r}")
+    recipe = _keys("recipe", {} if recipe is None else recipe)
     if recipe and plain:
         recipe = dict(recipe)
         model = _model_for(recipe.pop("model"), data) if "model" in recipe else {}
@@ -209,13 +208,23 @@ def model_preset(name: str, scale: str, domain: str | None = None) -> dict[str, 
     else:
         mini = scale == "mini" and (folder / f"{name}-mini.yaml").is_file()
         recipe = _read(folder, f"{name}-mini" if mini else name, "model")
-    published = recipe.pop("published", {})
-    return merge(recipe, published.get(domain, {})) if scale == "paper" else recipe
+    published = _keys("published", recipe.pop("published", {}))
+    return merge(recipe, _keys(f"published.{domain}", published.get(domain, {}))) if scale == "paper" else recipe
 
 
-def _model_for(model: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """The model's recipe on this preset."""
-    return model_preset(model, data.get("scale", "paper"), data.get("data", {}).get("domain"))
+def _model_for(model: object, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's recipe on this preset, whose own mistakes are named when it is parsed."""
+    if not isinstance(model, str):
+        raise UserError(f"recipe.model: should be a name, got {model!r}")
+    section = data.get("data", {})
+    domain = section.get("domain") if isinstance(section, Mapping) else None
+    return model_preset(model, data.get("scale", "paper"), domain if isinstance(domain, str) else None)
+
+
+def _keys(name: str, value: object) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name}: should hold keys and values, got {value!r}")
+    return value
 
 
 def resolve(preset: str, model: str | None = None, overrides: Mapping[str, Any] | None = None) -> Config:

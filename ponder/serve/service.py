@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 
 from ponder.base.errors import UserError, at_least, unknown
+from ponder.base.runtime import give_back
 from ponder.domains.contract import Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.engine import Seen
@@ -38,6 +39,8 @@ CHECKERS = 2
 """Threads for exact checks: a puzzle that takes long there does not hold up the others."""
 GUESTS = 8
 """Sizes of boards, other than the models were trained on, that are at work at a time."""
+TIDY = 20.0
+"""Seconds of work after which freed memory is given back. The step that follows fetches again what it needs of it."""
 SWITCH = 0.0005
 """Seconds that one thread may keep the interpreter while another wants it. A step calls into torch some hundred times
 and gives the interpreter away at each; with Python's 5 ms it would wait that long to get it back, each time."""
@@ -278,6 +281,7 @@ class Service:
     # The worker's thread --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        tidied = time.monotonic()
         while True:
             with self.wake:
                 self.wake.wait_for(lambda: not self.open or any(desk.waiting or desk.seated for desk in self._all()))
@@ -292,6 +296,9 @@ class Service:
                     lost, desk.seated = desk.seated, {}
                     desk.engine = desk.solver.engine(self.slots, desk.solver.steps)
                     self._post([(job, Failed(f"{desk.solver.name} failed: {error}")) for job in lost.values()])
+            if time.monotonic() - tidied >= TIDY:  # between two steps, when the least is in use
+                give_back()
+                tidied = time.monotonic()
 
     def _turn(self, desk: _Desk) -> None:
         """One ACT step of one model."""

@@ -102,6 +102,33 @@ def test_a_recipe_is_what_the_plain_preset_trains(tmp_path: Path) -> None:
     assert (extended.model.name, extended.train.lr) == (parent.model.name, parent.train.lr)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("recipe: {model: }", "recipe.model: should be a name, got None"),
+        ("recipe: {model: {batch: 64}}", "recipe.model: should be a name, got {'batch': 64}"),
+        ("extends: sudoku-mini\ndata: 5\nrecipe: {model: ponder}", "data: "),
+        ("data: {domain: [1]}\nrecipe: {model: ponder}", "unknown domain '[1]'"),
+        ("extends: {a: 1}", "preset"),
+        ("extends: 7", "preset"),
+    ],
+)
+def test_a_recipe_or_parent_that_is_none_is_named_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as told:
+        resolve(str(file))
+    assert said in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("published", ["5", "{sudoku: 5}", "[sudoku]"])
+def test_what_was_published_that_holds_no_keys_is_named(published: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"extends: ponder\npublished: {published}\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"published(\.sudoku)?: should hold keys and values, got "):
+        configuration.model_preset(str(file), "paper", "sudoku")
+
+
 def test_the_recipe_of_a_preset_is_that_of_its_about_line() -> None:
     """`ponder train PRESET`, nothing added, trains what docs/mini.md reports: no mini preset speaks of a --model."""
     for name in configuration.preset_names():

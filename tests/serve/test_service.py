@@ -3,14 +3,18 @@
 import asyncio
 import gc
 import itertools
+import platform
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import torch
 
 from ponder.base.errors import UserError
+from ponder.base.runtime import reuse_memory
 from ponder.inference.answers import Answer, Thought
 from ponder.inference.solver import TRIES, Shelf, Solver
 from ponder.serve.service import Busy, Failed, Late, Service, Unknown, _Job
@@ -41,6 +45,31 @@ def test_an_arrival_takes_a_free_slot_at_the_next_step(endless: Path) -> None:
             while service.seated["endless"]:
                 await asyncio.sleep(0.01)
             assert service.desks["endless"].under_way == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not told to keep memory")
+def test_freed_memory_is_given_back_while_it_works(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the server has the size of all the places in which its tensors ever lay."""
+    monkeypatch.setattr("ponder.serve.service.TIDY", 0.05)
+    size = psutil.Process().memory_info
+    reuse_memory()
+    large = [torch.ones(2**16) for _ in range(800)]
+    kept = large[::2]
+    full = size().rss
+    del large
+    assert size().rss > full - 20e6, "reuse_memory keeps what is freed"
+
+    async def run() -> None:
+        async with Service(Shelf([str(endless)]), slots=2) as service:
+            working = asyncio.create_task(service.solve("endless", GOOD))
+            for _ in range(1000):
+                if size().rss < full - 60e6:
+                    break
+                await asyncio.sleep(0.01)
+            working.cancel()
+        assert size().rss < full - 60e6 and len(kept) == 400  # of 105 MB that were freed between those kept
 
     asyncio.run(run())
 
