@@ -208,8 +208,8 @@ blocks of Python's (935,000 and 934,000), while the heap grew from 139.4 to 149.
 threads (seed 12) did not end it and cost CPU time (2% with sudoku-4x4, 7% with sudoku-9x9), so it was taken back. Since
 seed 13 the server gives freed memory back every 20 seconds of work. Seed 13 ran on a busy machine and came to a quarter
 of seed 12's requests, whose memory rose after some 40,000: a run of as many is still to be made. Nor were larger models
-measured over ten minutes, which keep more (sudoku-9x9, 2,800 puzzles before that: from 487 to 922 MB, still rising), nor
-what giving back costs.
+measured over ten minutes, which keep more (sudoku-9x9, 2,800 puzzles before that: from 487 to 922 MB, still rising),
+nor what giving back costs.
 
 {found}
 """
