@@ -206,8 +206,10 @@ The growth up to seed 12 was no leak: what is alive stayed. Looked at from insid
 blocks of Python's (935,000 and 934,000), while the heap grew from 139.4 to 149.0 MB and resident memory from 360.5 to
 369.7: freed memory was kept for ever, so that the next step need not fetch it again, and had holes. One heap for all
 threads (seed 12) did not end it and cost CPU time (2% with sudoku-4x4, 7% with sudoku-9x9), so it was taken back. Since
-seed 13 the server gives freed memory back every 20 seconds of work. Not measured over ten minutes: larger models, which
-keep more (sudoku-9x9, 2,800 puzzles before that: from 487 to 922 MB, still rising).
+seed 13 the server gives freed memory back every 20 seconds of work. Seed 13 ran on a busy machine and came to a quarter
+of seed 12's requests, whose memory rose after some 40,000: a run of as many is still to be made. Nor were larger models
+measured over ten minutes, which keep more (sudoku-9x9, 2,800 puzzles before that: from 487 to 922 MB, still rising),
+nor what giving back costs.
 
 {found}
 """
