@@ -1,4 +1,4 @@
-"""Boards that a model was not trained on: `python -m benchmarks.sizes [--examples 200]`.
+"""Boards that a model was not trained on: `python -m benchmarks.sizes [--examples 200] [--only MODEL]`.
 
 Writes results/bench_sizes.json and the table in docs/boards.md. Fresh puzzles of each size: mazes with a shortest path
 of at least 5/3 of a side, as in training; Life boards of any density, asked for up to 40 generations.
@@ -24,6 +24,7 @@ BEGIN, END = "<!-- sizes: benchmarks/sizes.py -->", "<!-- end of sizes -->"
 SIDES = {
     "maze-7x7": (5, 7, 9, 11, 15, 20),
     "maze-15x15": (5, 7, 9, 11, 15, 20, 25, 30),
+    "maze-30x30": (15, 20, 25, 30),
     "life-8x8": (3, 5, 8, 12, 16, 24, 32),
 }
 SEED = 20261117
@@ -75,8 +76,18 @@ def measure(model: str, side: int, examples: int) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--examples", type=int, default=200)
+    parser.add_argument("--only", choices=SIDES, help="measure this model, and keep what is stored of the others")
     asked = parser.parse_args()
-    found = [measure(model, side, asked.examples) for model, sides in SIDES.items() for side in sides]
+    kept = json.loads(STORED.read_text(encoding="utf-8")) if asked.only else []
+    found = [
+        each
+        for model, sides in SIDES.items()
+        for each in (
+            [measure(model, side, asked.examples) for side in sides]
+            if asked.only in (None, model)
+            else [each for each in kept if each["model"] == model]
+        )
+    ]
     STORED.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     rows = [
         [
