@@ -99,10 +99,10 @@ def headline(reports: Sequence[StudyReport]) -> str:
 
 def _outcome(count: Counter[str], where: str) -> str:
     holds, turned, absent = (count[verdict] for verdict in DECIDED)
+    left = count.total() - holds - turned - absent
     return (
         f"{holds} {'holds' if holds == 1 else 'hold'} {where}, {turned} {'comes' if turned == 1 else 'come'} out the "
-        f"other way, of {absent} the difference is ruled out, and {count.total() - holds - turned - absent} could not "
-        "be told"
+        f"other way, for {absent} the claimed difference is ruled out, and {left} could not be told"
     )
 
 
