@@ -144,6 +144,7 @@ def test_the_best_fixed_answer_stands_in_every_table(tmp_path: Path) -> None:
 def test_the_first_page_says_what_holds_what_does_not_and_what_cannot_be_told(tmp_path: Path) -> None:
     same = {**YES, "is": "within", "margin": 19}
     said = [("yes", YES, "paper"), ("no", NO, "paper"), ("open", same, "paper"), ("mine", YES, "beyond")]
+    counts = "1 comes out the other way, for 0 the claimed difference is ruled out, and 2 could not be told"
     findings = [{"id": i, "claim": f"claim {i}.", "tests": [t], "source": s} for i, t, s in said]
     study_ = two(
         findings=[*findings, {"id": "arc", "claim": "claim arc.", "tests": [YES], "not_testable": {"mini": "too few"}}]
@@ -151,11 +152,11 @@ def test_the_first_page_says_what_holds_what_does_not_and_what_cannot_be_told(tm
     write(study_, tmp_path, known)
     made = make(study_, "mini", tmp_path)
     shown = headline([made])
-    assert "**Of the paper's 4 findings, 1 holds at this size, 1 comes out the other way, and 2 could not be" in shown
+    assert f"**Of the paper's 4 findings, 1 holds at this size, {counts}.**" in shown
     assert "\n- Holds: claim yes.\n- The other way round: claim no.\n" in shown and "claim open." not in shown
     text = results_text([made], "mini", "results")
     parts = {part.split("\n")[0]: part for part in text.split("\n## ")}
-    assert "Of 4 findings of the paper 1 holds here, 1 comes out the other way, and 2 could not be told." in text
+    assert f"Of 4 findings of the paper 1 holds here, {counts}." in text
     assert "claim yes." in parts["What holds at this size"] and "claim no." in parts["What does not"]
     told = parts["What could not be told, and why"]
     assert "too small to be seen**: 1 finding (Two 1)" in told and "**Too few**: 1 finding (Two 1)" in told
