@@ -36,7 +36,7 @@ class Trainer:
         self.model = Reasoner(config.model, len(domain.vocab), domain.seq_len, domain.task_ids).train()
         self.weights = Weights(self.model)
         self.optimiser = AdamAtan2(self.weights, config.train)
-        (self.slots,) = make_slots(config, self.model, domain.seq_len, HERE, torch.float32)
+        (self.slots,) = make_slots(config, self.model, domain, HERE, torch.float32)
         self.flops = cost(config.model, len(domain.vocab), domain.seq_len).work.training
 
     def update(self) -> None:

@@ -40,6 +40,42 @@ class Relation:
 
 
 @dataclass(frozen=True)
+class Tree:
+    """Puzzles that are expressions in reverse Polish notation, each with a tree of its own."""
+
+    leaves: tuple[int, ...]
+    """Tokens that stand for themselves."""
+    nodes: tuple[int, ...]
+    """Tokens that take the last two things before them."""
+    end: int
+    """The token after the expression."""
+    most: int
+    """Nodes of the largest expression."""
+
+    def links(self, puzzle: Iterable[int]) -> npt.NDArray[np.int64]:
+        """[5, most] for each node of a puzzle, in their order, the positions of: itself, the first and the second of
+        the two that it takes, the node whose first it is, the node whose second; one beyond the last is none."""
+        tokens = [*map(int, puzzle)]
+        out = np.full((5, self.most), len(tokens))
+        stack: list[int] = []
+        nodes: dict[int, int] = {}
+        for place, token in enumerate(tokens):
+            if token == self.end:
+                break
+            if token in self.leaves:
+                stack.append(place)
+            elif token in self.nodes:
+                second, first = stack.pop(), stack.pop()
+                out[:3, len(nodes)] = place, first, second
+                for taken, row in ((first, 3), (second, 4)):
+                    if taken in nodes:
+                        out[row, nodes[taken]] = place
+                nodes[place] = len(nodes)
+                stack.append(place)
+        return out
+
+
+@dataclass(frozen=True)
 class Geometry:
     relations: tuple[Relation, ...] = ()
     """For the mixer over relations; those of one name stand together."""
@@ -49,6 +85,8 @@ class Geometry:
     """Positions of the digits of a number: the steps that the puzzle asks for, for models that take one at a time."""
     zero: int = 0
     """The token of the digit 0."""
+    tree: Tree | None = None
+    """What belongs together in one puzzle and not in the next, for the mixer over relations."""
 
     def told(self, tokens: int) -> "Told":
         """Its relations as sums over the positions of a puzzle."""

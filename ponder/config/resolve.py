@@ -83,6 +83,8 @@ class Config(Frozen):
         model = self.model
         if model.symbols == "equivariant" and self.train.corrupt:
             raise ValueError("train.corrupt embeds answers, which model.symbols equivariant has no embedding for")
+        if self.train.answers == "nearest" and (model.halting == "asked" or self.train.winners > 1):
+            raise ValueError("train.answers nearest needs halting by the model and winners 1: set it to label")
         if model.halting == "asked" and (self.train.supervise != "every" or self.train.winners > 1):
             raise ValueError("model.halting asked has an answer for every step: set train.supervise every, winners 1")
         if self.train.winners > 1 and model.init == "fixed" and not model.noise + model.dropout + model.state_dropout:

@@ -163,6 +163,11 @@ class TrainConfig(Frozen):
     loss: Literal["stablemax", "softmax"] = Field(
         "stablemax", description="how logits become the probabilities of the answer's cross-entropy"
     )
+    answers: Literal["label", "nearest"] = Field(
+        "label",
+        description="what counts as right in training: the label, or of all right answers the one that the model finds "
+        "likeliest at that step",
+    )
     halting_weight: float = Field(0.5, ge=0, description="of the halting losses, beside the answer's loss")
     explore: float = Field(0.1, ge=0, le=1, description="chance per step that a random minimum length holds")
     supervise: Literal["every", "last"] = Field(

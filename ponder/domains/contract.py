@@ -337,6 +337,14 @@ class Domain(ABC):
         """Up to `limit` right answers by a classical method; empty when there is none."""
         raise UserError(f"{self.name} has no exact solver")
 
+    def right(self, inputs: Tokens, most: int) -> Tokens:
+        """[n, most, seq_len] the right answers of each puzzle, or so many of them; then zeros."""
+        out = np.zeros((len(inputs), most, self.seq_len), dtype=np.uint8)
+        for row, puzzle in enumerate(inputs):
+            for place, answer in enumerate(self.solutions(puzzle, most)):
+                out[row, place] = answer
+        return out
+
     def guided(self, inputs: Tokens, logits: npt.NDArray[np.float32] | None) -> Guided:
         """A right answer by a complete search that tries first what a model's logits, [seq_len, symbols], say; without
         them the same search by itself."""

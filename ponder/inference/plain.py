@@ -17,7 +17,7 @@ import numpy.typing as npt
 from ponder.base import files, stats
 from ponder.base.geometry import Lists
 from ponder.config.schema import ModelConfig
-from ponder.domains.contract import Domain, Tokens
+from ponder.domains.contract import Domain, Ints, Tokens
 from ponder.inference.answers import SecondThought, Thought
 from ponder.inference.solver import Solver
 from ponder.inference.tries import suppositions
@@ -91,10 +91,11 @@ class Plain:
         x = self._embedded(inputs)
         if asked is not None and carry.steps:
             x = np.zeros_like(x)  # after the first step the board is in the state
+        links = None if self.geometry.tree is None else self.geometry.tree.links(inputs)
         h, l = carry.h, carry.l  # noqa: E741
         if h is not None and (asked is None or carry.steps < asked):
-            h, l = self._recurred(h, l, x)  # noqa: E741
-        out = self._block("low", x) if h is None else h
+            h, l = self._recurred(h, l, x, links)  # noqa: E741
+        out = self._block("low", x, links) if h is None else h
         logits = self._linear("head", out[config.prefix :])
         if self.symbols:
             logits = self._by_symbol(logits)
@@ -131,17 +132,17 @@ class Plain:
         full[:, self.others] = out[..., 1:].mean(axis=1)
         return full
 
-    def _recurred(self, h: Array, l: Array | None, x: Array) -> tuple[Array, Array | None]:  # noqa: E741
+    def _recurred(self, h: Array, l: Array | None, x: Array, links: Ints | None) -> tuple[Array, Array | None]:  # noqa: E741
         high = "low" if self.config.modules == "shared" else "high"
         for _ in range(self.config.h_cycles):
             for _ in range(self.config.l_cycles):
                 if l is None:
-                    h = self._block("low", h + x)
+                    h = self._block("low", h + x, links)
                 else:
                     total = l + (h + x)
-                    l = self._updated(l, self._block("low", total), total)  # noqa: E741
+                    l = self._updated(l, self._block("low", total, links), total)  # noqa: E741
             if l is not None:
-                h = self._block(high, h + l)
+                h = self._block(high, h + l, links)
                 h = _normed(h) if self.config.post_norm else h
         return h, l
 
@@ -159,19 +160,19 @@ class Plain:
             new = old + delta * scale
         return _normed(new) if self.config.post_norm else new
 
-    def _block(self, name: str, x: Array) -> Array:
+    def _block(self, name: str, x: Array, links: Ints | None) -> Array:
         layers = self.config.layers if name == "low" else self.config.layers_above
         for i in range(layers):
             layer = f"{name}.layers.{i}"
             if self.config.mixer == "mlp":
                 x = _normed(x.T + self._swiglu(f"{layer}.tokens", x.T)).T
             else:
-                x = _normed(x + self._related(f"{layer}.relations.kinds", x))
+                x = _normed(x + self._related(f"{layer}.relations.kinds", x, links))
             x = _normed(x + self._swiglu(f"{layer}.mlp", x))
         return x
 
-    def _related(self, kinds: str, x: Array) -> Array:
-        """What the groups of the puzzle tell its positions."""
+    def _related(self, kinds: str, x: Array, links: Ints | None) -> Array:
+        """What the groups of the puzzle, and the links of its tree, tell its positions."""
         symbols, width = max(len(self.symbols), 1), x.shape[-1]
         body = x[self.config.prefix :].reshape(-1, symbols * width)
         groups = _summed(self.gather, body).reshape(-1, symbols, width)
@@ -185,6 +186,10 @@ class Plain:
             mixed = mixed + self._swiglu(f"{kinds}.symbols", cells)[:, None]
         out = np.zeros_like(x)
         out[self.config.prefix :] = mixed.reshape(-1, width)
+        if links is not None:
+            nodes = links[:, links[0] < len(body)]  # the row after the last is of zeros, for what is not there
+            heard = np.concatenate([body, np.zeros_like(body[:1])])[nodes.T]
+            out[self.config.prefix + nodes[0]] += self._swiglu(f"{kinds}.tree", heard.reshape(nodes.shape[1], -1))
         if self.config.halting == "asked":
             return out
         return out + self._swiglu(f"{kinds}.mean", x.mean(axis=0, keepdims=True))

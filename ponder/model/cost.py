@@ -18,6 +18,7 @@ from ponder.config.schema import ModelConfig
 from ponder.model.products import inner_width
 from ponder.model.reasoner import Reasoner
 from ponder.model.recurrence import horizon
+from ponder.model.relations import LINKS
 
 DENSE_LAYERS = 8
 """The paper counts in passes of its dense control, which has this many layers."""
@@ -109,7 +110,8 @@ def _layer(config: ModelConfig, length: int, geometry: Geometry) -> int:
         groups = symbols * sum(len(relation.groups) for relation in geometry.relations)
         cells = (length - config.prefix) // symbols
         mlps = int(config.halting != "asked") + groups + (cells if symbols > 1 else 0)
-        return 2 * geometry.told(cells).terms * symbols * width + 2 * (mlps + length) * 3 * width * inner
+        tree = 0 if geometry.tree is None else geometry.tree.most * (2 * LINKS + 1)
+        return 2 * geometry.told(cells).terms * symbols * width + 2 * (3 * (mlps + length) + tree) * width * inner
     if config.mixer == "attention":
         mixer = 2 * length * 4 * width**2 + 4 * length**2 * width
     else:

@@ -30,6 +30,8 @@ class Context:
 
     rotary: Rotary | None
     key_bias: Tensor | None
+    links: Tensor | None = None
+    """Which positions belong together in each puzzle, where that differs (`Tree.links`)."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Layer(nn.Module):
             mixed = self.attention(inside, weights.mixer, context.rotary, context.key_bias, dropped)
             x = self._joined(0, x, mixed, mask)
         elif self.relations is not None:
-            x = self._joined(0, x, self.relations(inside, weights.mixer), mask)
+            x = self._joined(0, x, self.relations(inside, weights.mixer, context.links), mask)
         else:
             assert self.tokens is not None
             across = inside.transpose(1, 2)

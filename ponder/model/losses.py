@@ -83,6 +83,14 @@ def answer_losses(logits: Tensor, labels: Tensor, probabilities: Probabilities =
     return -(torch.where(supervised, picked, 0.0).sum(dim=-1) / supervised.sum(dim=-1).clamp(min=1))
 
 
+def nearest(logits: Tensor, answers: Tensor, probabilities: Probabilities = "stablemax") -> Tensor:
+    """[B, tokens] of the right answers of each example, [B, n, tokens], the one that the model finds likeliest, of
+    equals the first; zeros are none."""
+    likely = torch.stack([answer_losses(logits, each, probabilities) for each in answers.unbind(dim=1)], dim=1)
+    best = likely.masked_fill((answers == 0).all(dim=-1), torch.inf).argmin(dim=1)
+    return answers[torch.arange(len(best), device=best.device), best]
+
+
 def continue_target(q_halt: Tensor, q_continue: Tensor, last: Tensor) -> Tensor:
     """What continuing is worth, from the next step's halting logits; at the last step halting is all there is."""
     return torch.sigmoid(torch.where(last, q_halt, torch.maximum(q_halt, q_continue)))

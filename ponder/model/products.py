@@ -170,10 +170,12 @@ class SwiWeights:
 
 
 class SwiGLU(nn.Module):
-    def __init__(self, width: int, config: ModelConfig, conv: bool = False) -> None:
+    """Of `hears` states side by side, where there are several, it makes one."""
+
+    def __init__(self, width: int, config: ModelConfig, conv: bool = False, hears: int = 1) -> None:
         super().__init__()
         inner = inner_width(width, config)
-        self.up = linear(width, 2 * inner)
+        self.up = linear(hears * width, 2 * inner)
         self.down = linear(inner, width)
         self.conv = nn.Conv1d(inner, inner, kernel_size=2, padding=1, groups=inner) if conv else None
 

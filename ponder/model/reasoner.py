@@ -16,6 +16,7 @@ from ponder.model.attention import Rotary
 from ponder.model.layers import Block, Context, LayerMasks
 from ponder.model.products import lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, horizon, recur
+from ponder.model.relations import Links
 
 
 @dataclass(frozen=True)
@@ -135,6 +136,8 @@ class Reasoner(nn.Module):
             self.position = nn.Parameter(lecun_(torch.empty(self.length, width), 1 / self.scale))
         self.input_conv = nn.Conv1d(width, width, kernel_size=3, padding=1, groups=width) if config.input_conv else None
         self.asked = Asked(geometry) if config.halting == "asked" else None
+        tree = geometry.tree if config.mixer == "relations" else None
+        self.links = None if tree is None else Links(self.vocab, tree)
         self.low = Block(config, self.length, geometry)
         above = config.model_copy(update={"layers": config.layers_above})
         self.high = Block(above, self.length, geometry) if config.modules == "separate" else self.low
@@ -272,7 +275,7 @@ class Reasoner(nn.Module):
         if config.key_mask:
             hidden = self._padding(inputs)
             bias = torch.zeros(hidden.shape, device=inputs.device).masked_fill_(hidden, -torch.inf)[:, None, None, :]
-        return Context(rotary, bias)
+        return Context(rotary, bias, None if self.links is None else self.links(inputs))
 
     def _start_grad(self, carry: Carry) -> States:
         """Learned initial states enter the graph of the first ACT step, where the horizon lets gradients reach them."""

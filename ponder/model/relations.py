@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.base.errors import UserError
-from ponder.base.geometry import Geometry, Lists, Told
+from ponder.base.geometry import Geometry, Lists, Told, Tree
 from ponder.config.schema import ModelConfig
 from ponder.model.products import SwiGLU, SwiWeights, plain_only
 
@@ -21,7 +21,8 @@ class Relations(nn.Module):
     The mean of all tokens is told to all as well, where a halting head listens to it: what takes the steps that a
     puzzle asks for hears its neighbours only. Nothing in it depends on the number of cells or symbols. Where symbols
     are exchangeable, a cell has one position for each of them: groups are then of one symbol's positions, and the
-    symbols of a cell are one more group.
+    symbols of a cell are one more group. Where puzzles are trees, each node hears what it takes and what takes it, all
+    at once.
     """
 
     gather: Tensor
@@ -30,7 +31,10 @@ class Relations(nn.Module):
     def __init__(self, config: ModelConfig, length: int, geometry: Geometry) -> None:
         super().__init__()
         if not geometry.relations:
-            raise UserError("mixer relations needs a domain that has relations (sudoku, maze, life); set model.mixer")
+            raise UserError(
+                "mixer relations needs a domain that has relations (sudoku, maze, life, arithmetic with data.align "
+                "right); set model.mixer"
+            )
         self.prefix = config.prefix
         self.symbols = len(geometry.symbols) if config.symbols == "equivariant" else 1
         self.tokens = tokens = (length - config.prefix) // self.symbols
@@ -43,15 +47,20 @@ class Relations(nn.Module):
         kinds += ["symbols"] if self.symbols > 1 else []
         kinds += ["mean"] if config.halting != "asked" else []
         self.kinds = nn.ModuleDict({kind: SwiGLU(config.width, config) for kind in kinds})
+        self.nodes = 0
+        if geometry.tree is not None:
+            self.nodes = geometry.tree.most
+            self.kinds["tree"] = SwiGLU(config.width, config, hears=LINKS)
 
     def weights(self, batch: int | None) -> dict[str, SwiWeights]:
-        rows = {kind: count * self.symbols for kind, count in self.counts.items()} | {"symbols": self.tokens, "mean": 1}
+        rows = {kind: count * self.symbols for kind, count in self.counts.items()}
+        rows |= {"symbols": self.tokens, "mean": 1, "tree": self.nodes}
         return {
             kind: mlp.weights(None if batch is None else batch * rows[kind])  # type: ignore[operator]
             for kind, mlp in self.kinds.items()
         }
 
-    def forward(self, x: Tensor, weights: dict[str, SwiWeights]) -> Tensor:
+    def forward(self, x: Tensor, weights: dict[str, SwiWeights], links: Tensor | None = None) -> Tensor:
         plain = plain_only(x)
         heard = self.heard(x) if plain else Heard(*_Hear.apply(x, self.ends))  # type: ignore[no-untyped-call]
         parts = heard.groups.split(list(self.counts.values()), dim=1)
@@ -62,10 +71,20 @@ class Relations(nn.Module):
         everything: Tensor = torch.zeros_like(heard.mean)
         if "mean" in weights:
             everything = self.kinds["mean"](heard.mean, weights["mean"])
-        if plain:
-            return self.told(answers, cells, everything)
-        out: Tensor = _Tell.apply(answers, cells, everything, self.ends)  # type: ignore[no-untyped-call]
-        return out
+        ends = (answers, cells, everything)
+        out: Tensor = self.told(*ends) if plain else _Tell.apply(*ends, self.ends)  # type: ignore[no-untyped-call]
+        return out if links is None else out + self.along(x, links, weights["tree"])
+
+    def along(self, x: Tensor, links: Tensor, weights: SwiWeights) -> Tensor:
+        """[B, positions, width] what nodes hear from each other; nothing is told to all else."""
+        batch, length, width = x.shape
+        links = links + self.prefix
+        rows = (links + (length + 1) * torch.arange(batch, device=x.device)[:, None, None]).flatten(1)
+        more = F.pad(x, (0, 0, 0, 1)).flatten(0, 1)  # with a row of zeros for what is not there
+        heard = more.index_select(0, rows.flatten()).view(batch, LINKS, self.nodes, width)
+        told = self.kinds["tree"](heard.transpose(1, 2).flatten(2), weights)
+        out = torch.zeros_like(more).index_add(0, rows[:, : self.nodes].flatten(), told.flatten(0, 1))
+        return out.view(batch, length + 1, width)[:, :-1]
 
     # The two ends in operations that compilers, exporters and other devices know
 
@@ -85,6 +104,43 @@ class Relations(nn.Module):
         if cells is not None:
             mixed = mixed + cells[:, :, None]
         return F.pad(mixed.view(batch, -1, width), (0, 0, self.prefix, 0)) + everything
+
+
+LINKS = 5
+"""What a node of a tree hears: itself, the two that it takes, and what takes it, as the first or as the second."""
+
+
+class Links(nn.Module):
+    """`Tree.links` of a batch, in operations that compilers, exporters and other devices know."""
+
+    role: Tensor
+
+    def __init__(self, vocab: int, tree: Tree) -> None:
+        super().__init__()
+        self.end, self.most = tree.end, tree.most
+        role = torch.zeros(vocab, dtype=torch.int64)  # what a token adds to what is there to be taken
+        role[list(tree.leaves)], role[list(tree.nodes)] = 1, -1
+        self.register_buffer("role", role, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """[B, tokens] -> [B, 5, most]"""
+        none = inputs.shape[1]
+        place = torch.arange(none, device=inputs.device)
+        added = self.role[inputs] * ((inputs == self.end).cumsum(dim=1) == 0)
+        there = added.cumsum(dim=1)
+        itself = torch.where(added < 0, place, none).sort(dim=1).values[:, : self.most]
+        real = itself < none
+        second = torch.where(real & (itself > 0), itself - 1, none)
+        # What it takes first is the last thing before it that left as much to be taken as it does itself.
+        left = there.gather(1, itself.clamp(max=none - 1))
+        ends = (there[:, None] == left[..., None]) & (added != 0)[:, None] & (place < itself[..., None])
+        first = torch.where(ends & real[..., None], place, -1).amax(dim=2)
+        first = torch.where(first < 0, none, first)
+        above = [
+            torch.where(taken[:, None] == itself[..., None], itself[:, None], none).amin(dim=2)
+            for taken in (first, second)
+        ]
+        return torch.stack([itself, first, second, *above], dim=1)
 
 
 @dataclass(frozen=True)

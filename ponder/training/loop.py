@@ -128,7 +128,6 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
                 before = before.take(
                     slots.best(losses.answer_losses(tried.logits, slots.wide(slots.labels), config.train.loss))
                 )
-        labels = slots.due(slots.carry.steps)
         step = model(before, slots.inputs, rows, h_cycles=depth.h_cycles)
         carry = step.carry.detach()
         last = carry.steps >= depth.steps
@@ -140,6 +139,7 @@ def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runt
                 following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
         if step.q_continue is not None:
             target = losses.continue_target(following.q_halt, following.q_continue, last).detach()
+    labels = slots.due(slots.carry.steps, step.logits, config.train)
     loss = losses.losses(
         step.logits, labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
     )
@@ -360,9 +360,7 @@ def new_run(config: Config, domain: Domain, runtime: Runtime, dtype: torch.dtype
         optimiser=AdamAtan2(weights, config.train),
         average=Average(weights, config.train.ema) if config.train.ema is not None else None,
         table=PuzzleTable(model, config.train),
-        slots=make_slots(
-            config, model, domain.seq_len, runtime, dtype, domain.path if config.model.halting == "asked" else None
-        ),
+        slots=make_slots(config, model, domain, runtime, dtype),
     )
 
 

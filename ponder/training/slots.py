@@ -16,7 +16,9 @@ from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
-from ponder.domains.contract import Bools, Ints, Source, Tokens
+from ponder.config.schema import TrainConfig
+from ponder.domains.contract import Bools, Domain, Ints, Source, Tokens
+from ponder.model import losses
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 
@@ -33,17 +35,20 @@ class Slots:
     task_ids: Tensor
     done: Tensor
     """Which slots take a new example before the next step."""
-    path: Tensor | None = None
-    """[slots, steps, tokens] what each step should come to, where steps have answers of their own."""
-    path_of: Callable[[Tokens, int], Tokens] | None = None
+    beside: Tensor | None = None
+    """[slots, n, tokens] more than the label: what each step should come to, where steps have answers of their own; or
+    all answers that are right."""
+    beside_of: Callable[[Tokens, int], Tokens] | None = None
     known: Bools | None = None
     """The same on the host, once it has been read there: a device is not asked twice."""
 
-    def due(self, done: Tensor) -> Tensor:
-        """[slots, tokens] the labels of the step after those that were `done`."""
-        if self.path is None:
+    def due(self, done: Tensor, logits: Tensor, train: TrainConfig) -> Tensor:
+        """[slots, tokens] the labels of the step that came after those that were `done`, and gave these logits."""
+        if self.beside is None:
             return self.labels
-        return self.path[torch.arange(len(done), device=done.device), done]
+        if train.answers == "nearest":
+            return losses.nearest(logits.detach(), self.beside, train.loss)
+        return self.beside[torch.arange(len(done), device=done.device), done]
 
     @property
     def states(self) -> int:
@@ -60,16 +65,21 @@ class Slots:
         return each.argmin(dim=1) + self.states * torch.arange(len(each), device=losses.device)
 
 
-def make_slots(
-    config: Config,
-    model: Reasoner,
-    tokens: int,
-    runtime: Runtime,
-    dtype: torch.dtype,
-    path_of: Callable[[Tokens, int], Tokens] | None = None,
-) -> list[Slots]:
+RIGHT = 32
+"""Right answers of a puzzle that training knows at the most."""
+
+
+def make_slots(config: Config, model: Reasoner, domain: Domain, runtime: Runtime, dtype: torch.dtype) -> list[Slots]:
     """This rank's slots, one group for each micro-step that has its own."""
-    train = config.train
+    train, tokens = config.train, domain.seq_len
+    beside: tuple[int, Callable[[Tokens, int], Tokens] | None] = (0, None)
+    if config.model.halting == "asked":
+        beside = config.model.max_steps, domain.path
+    elif train.answers == "nearest":
+        if not domain.exact:
+            raise UserError(f"train.answers nearest: {domain.name} has no exact solver; set it to label")
+        beside = RIGHT, domain.right
+    more, beside_of = beside
     groups = train.accumulate if train.accumulation == "independent" else 1
     total = slot_count(config)
     if total % (runtime.world * groups):
@@ -92,8 +102,8 @@ def make_slots(
                 labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
                 task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
                 done=torch.ones(size, dtype=torch.bool, device=runtime.device),
-                path_of=path_of,
-                path=None if path_of is None else torch.zeros(size, config.model.max_steps, tokens, dtype=torch.int64),
+                beside=torch.zeros(size, more, tokens, dtype=torch.int64, device=runtime.device) if more else None,
+                beside_of=beside_of,
                 known=np.ones(size, dtype=np.bool_),
             )
         )
@@ -118,10 +128,10 @@ def load_examples(slots: Slots, where: Ints, source: Source, config: Config, poo
     for name in ("inputs", "labels", "task_ids"):
         value = np.concatenate([getattr(batch, name) for batch in batches])
         getattr(slots, name)[at] = torch.from_numpy(value).to(device, torch.int64)
-    if slots.path is not None and slots.path_of is not None:
+    if slots.beside is not None and slots.beside_of is not None:
         inputs = np.concatenate([batch.inputs for batch in batches])
-        path = torch.from_numpy(slots.path_of(inputs, slots.path.shape[1]))
-        slots.path = slots.path.to(device).index_copy(0, at, path.to(device, torch.int64))
+        beside = slots.beside_of(inputs, slots.beside.shape[1])
+        slots.beside[at] = torch.from_numpy(beside).to(device, torch.int64)
 
 
 def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:

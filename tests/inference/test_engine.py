@@ -352,7 +352,7 @@ def test_in_bfloat16_there_is_one_loop(dataset: Dataset) -> None:
         out = engine.run(case.inputs, case.task_ids)
         at = np.arange(9), out.steps - 1
         assert np.array_equal(out.answers, answers[at]) and np.array_equal(out.confidence, logits[at])
-    slots = make_slots(tiny(), case.model, 16, HERE, carry_dtype("bfloat16"))
+    slots = make_slots(tiny(), case.model, case.domain, HERE, carry_dtype("bfloat16"))
     assert slots[0].carry.states.h is not None and slots[0].carry.states.h.dtype == torch.bfloat16
 
 

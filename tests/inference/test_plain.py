@@ -11,6 +11,8 @@ import torch
 
 from ponder.base.errors import UserError
 from ponder.config.schema import ModelConfig
+from ponder.domains.arithmetic.domain import Arithmetic
+from ponder.domains.arithmetic.generate import ArithmeticParams
 from ponder.domains.contract import Domain
 from ponder.domains.life.domain import Life
 from ponder.domains.life.generate import LifeParams
@@ -35,6 +37,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "board": ALONE | BOARD,
     "grid": BOARD | {"symbols": "own"},
     "asked": ALONE | BOARD | {"symbols": "own", "halting": "asked"},
+    "tree": ALONE | BOARD | {"symbols": "own"},
 }
 
 
@@ -44,6 +47,10 @@ def sudoku() -> Sudoku:
 
 def life() -> Life:
     return Life(LifeParams.model_validate({"min_side": 4, "max_side": 4}))
+
+
+def arithmetic() -> Arithmetic:
+    return Arithmetic(ArithmeticParams.model_validate({"align": "right"}))
 
 
 def doubled(model: Reasoner) -> Reasoner:
@@ -87,7 +94,7 @@ def same_steps(model: Reasoner, domain: Domain, count: int) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_step_is_the_models(variant: str) -> None:
-    domain = life() if variant == "asked" else sudoku()
+    domain = {"asked": life, "tree": arithmetic}.get(variant, sudoku)()
     same_steps(made(domain, **VARIANTS[variant]), domain, 3)
 
 

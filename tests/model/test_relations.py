@@ -12,6 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Relation
 from ponder.config.schema import ModelConfig, parse
+from ponder.domains.arithmetic.domain import Arithmetic
+from ponder.domains.arithmetic.generate import ArithmeticParams
 from ponder.domains.life.domain import Life
 from ponder.domains.life.generate import LifeParams
 from ponder.domains.maze.domain import Maze, MazeParams
@@ -19,7 +21,7 @@ from ponder.domains.sudoku.domain import Sudoku, SudokuParams
 from ponder.model import cost
 from ponder.model.products import SwiGLU
 from ponder.model.reasoner import Reasoner
-from ponder.model.relations import Relations
+from ponder.model.relations import Links, Relations
 from tests.support.rounding import FORMULA, agree
 
 BOARD: dict[str, Any] = {
@@ -134,6 +136,59 @@ def test_a_grid_tells_where_a_neighbour_is() -> None:
     assert not torch.allclose(turned[:, upside_down], out)
 
 
+# Trees ----------------------------------------------------------------------------------------------------------------
+
+
+def arithmetic(operands: int = 8) -> Arithmetic:
+    return Arithmetic(ArithmeticParams.model_validate({"max_operands": operands, "align": "right"}))
+
+
+def test_links_join_what_is_computed_from_what() -> None:
+    """3 4 ? 5 ? = 17: the first operator takes 3 and 4, the second takes what the first makes, and 5."""
+    domain = arithmetic(4)
+    inputs = domain.parse("3 4 ? 5 ? = 17")
+    three, four, plus, five, times = range(3, 8)  # behind three of padding
+    assert [domain.vocab[token] for token in inputs[three : times + 1]] == ["3", "4", "?", "5", "?"]
+    tree = domain.geometry.tree
+    assert tree is not None
+    none = domain.seq_len
+    assert tree.links(inputs).tolist() == [
+        [plus, times, none],
+        [three, plus, none],
+        [four, five, none],
+        [times, none, none],
+        [none, none, none],
+    ]
+
+
+def test_links_of_a_batch_are_those_of_each_puzzle() -> None:
+    domain = arithmetic()
+    tree, inputs = domain.geometry.tree, domain.sample(0, 300)[0]
+    assert tree is not None and {int((each == 1).sum()) for each in inputs} == {*range(2, 8)}
+    found = Links(len(domain.vocab), tree)(torch.from_numpy(inputs.astype(np.int64)))
+    assert found.tolist() == [tree.links(each).tolist() for each in inputs]
+
+
+def test_an_operator_hears_what_it_takes_and_what_takes_it() -> None:
+    domain = arithmetic(5)
+    config = ModelConfig(**{**BOARD, "symbols": "own", "prefix": 2})
+    torch.manual_seed(0)
+    mixer = Relations(config, 2 + domain.seq_len, domain.geometry).double()
+    inputs = domain.sample(1, 6)[0]
+    tree = domain.geometry.tree
+    assert tree is not None
+    x = torch.randn(6, 2 + domain.seq_len, config.width, dtype=torch.float64)
+    links = torch.from_numpy(np.stack([tree.links(each) for each in inputs]))
+    out, without = mixer(x, mixer.weights(None), links), mixer(x, mixer.weights(None))
+    for b, puzzle in enumerate(inputs):
+        told = torch.zeros_like(x[b])
+        for itself, *others in tree.links(puzzle).T.tolist():
+            if itself < domain.seq_len:
+                heard = [x[b, 2 + at] if at < domain.seq_len else torch.zeros(16).double() for at in (itself, *others)]
+                told[2 + itself] = swiglu(mixer.kinds["tree"], torch.cat(heard))  # type: ignore[arg-type]
+        assert torch.allclose(out[b] - without[b], told)
+
+
 # Symmetries -----------------------------------------------------------------------------------------------------------
 
 
@@ -174,16 +229,17 @@ def test_the_weights_fit_every_size() -> None:
 # What it costs, and what is refused -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("symbols", ["own", "equivariant"])
+@pytest.mark.parametrize("symbols", ["own", "equivariant", "tree"])
 def test_flops_are_what_torch_counts_without_zeros(symbols: str) -> None:
-    domain = sudoku(4)
-    config = ModelConfig(**{**BOARD, "symbols": symbols})
+    domain: Sudoku | Arithmetic = arithmetic(5) if symbols == "tree" else sudoku(4)
+    config = ModelConfig(**{**BOARD, "symbols": "own" if symbols == "tree" else symbols})
+    tokens = domain.seq_len
     with torch.device("meta"):
-        model = Reasoner(config, len(domain.vocab), domain.seq_len, 1, domain.geometry).eval()
-        carry, inputs = model.start(torch.zeros(1, dtype=torch.int64)), torch.ones(1, 16, dtype=torch.int64)
+        model = Reasoner(config, len(domain.vocab), tokens, 1, domain.geometry).eval()
+        carry, inputs = model.start(torch.zeros(1, dtype=torch.int64)), torch.ones(1, tokens, dtype=torch.int64)
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
             model(carry, inputs, torch.zeros(1, config.width))
-    told = domain.geometry.told(16)
+    told = domain.geometry.told(tokens)
     zeros = 2 * told.gather.size - told.terms  # torch multiplies them too, which is no use
     wasted = 2 * zeros * config.width * (4 if symbols == "equivariant" else 1) * cost.applications(config)
     counted = counter.get_total_flops() - wasted

@@ -8,6 +8,7 @@ import numpy as np
 from rich.text import Text
 
 from ponder.base.errors import UserError
+from ponder.base.geometry import NO_GEOMETRY, Geometry, Relation, Tree
 from ponder.domains.arithmetic.generate import (
     ADD,
     EQUALS,
@@ -74,6 +75,24 @@ class Arithmetic(Domain):
     def __init__(self, params: ArithmeticParams) -> None:
         super().__init__(params)
         self.seq_len = params.seq_len
+
+    @property
+    def geometry(self) -> Geometry:
+        """Operators and what they take; and all hear the digits of the value, which have places of their own only where
+        padding goes before the puzzle."""
+        if self.params.align == "left":
+            return NO_GEOMETRY
+        everyone, last = (tuple(range(self.seq_len)),), self.seq_len - 1
+        digits = ("ones", "tens", "hundreds")[: len(str(self.params.ood_high))]
+        return Geometry(
+            relations=tuple(Relation(name, ((last - place,),), everyone) for place, name in enumerate(digits)),
+            tree=Tree(
+                leaves=tuple(range(ZERO, len(VOCAB))),
+                nodes=tuple(range(MASK, EQUALS)),
+                end=EQUALS,
+                most=self.params.max_operands - 1,
+            ),
+        )
 
     # From rules to arrays -------------------------------------------------------------------------------------------
 
