@@ -6,7 +6,6 @@ under another name and renamed, so that one under its own name is complete.
 
 import hashlib
 import json
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, Field
 
-from ponder.base import files
+from ponder.base import cores, files
 from ponder.base.console import Bar
 from ponder.base.errors import FULL, UserError, at_least, unknown
 from ponder.config.resolve import DataConfig, parse_overrides, resolve
@@ -262,4 +261,4 @@ def verify(path: Path, sample: int = 200, progress: Progress = silent) -> Verifi
 
 
 def default_workers() -> int:
-    return os.cpu_count() or 1
+    return cores.usable()

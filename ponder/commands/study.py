@@ -1,13 +1,13 @@
 """`ponder study`: list, show, run, status, report, cost, task; `cell`, which a worker runs, and `migrate`."""
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from ponder.base import cores
 from ponder.base.errors import UserError, at_least
 from ponder.config.resolve import parse_overrides
 from ponder.studies.spec import SCALES, Study, Training, chosen, is_smoke, load, load_all, names, plan
@@ -223,14 +223,13 @@ def _run_here(trainings: Sequence[Training], studies: Sequence[Study], args: arg
     from ponder.training.loop import Limits
 
     Limits(args.max_seconds)  # refused now if it is none
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = max(study.scale(args.scale).threads for study in studies)
     gpus = device_count() if args.device in ("auto", "cuda") else 0
     runner = Runner(
         store=_store(args),
         data_dir=args.data_dir,
         scale=args.scale,
-        workers=args.workers or gpus or max(1, cores // threads),
+        workers=args.workers or gpus or max(1, cores.usable() // threads),
         device=args.device,
         gpus=gpus,
         max_seconds=args.max_seconds,

@@ -249,11 +249,16 @@ class Solver:
 
 
 def nearest(solvers: Sequence[Solver], puzzle: str | Json) -> tuple[Solver, Domain] | None:
-    """Of those that take any size, the one trained on boards the least times as large or small as this puzzle's; and
-    its domain at that size."""
+    """Of those that take any size, the one trained on boards the least times as large or small as this puzzle's, where
+    twice too small is as far as four times too large (docs/boards.md); and its domain at that size."""
     sizes = ((solver, solver.domain.resized(puzzle)) for solver in solvers if solver.any_size)
     fits = [(solver, domain) for solver, domain in sizes if domain is not None and domain.seq_len <= LARGEST]
-    return min(fits, key=lambda fit: abs(log(fit[0].domain.seq_len / fit[1].seq_len)), default=None)
+
+    def far(fit: tuple[Solver, Domain]) -> float:
+        times = log(fit[1].seq_len / fit[0].domain.seq_len)
+        return 2 * times if times > 0 else -times
+
+    return min(fits, key=far, default=None)
 
 
 class Shelf:
