@@ -199,3 +199,22 @@ def test_a_dense_model_has_no_states_and_a_fixed_batch_is_fixed(tmp_path: Path) 
         return [outputs_of(model, torch.from_numpy(tokens), torch.zeros(3, dtype=torch.int64))[0]["logits"]]
 
     agree([torch.from_numpy(logits)], want(), limits(want, model.state_dict().values()))
+
+
+def test_links_are_found_in_the_graph_too(tmp_path: Path) -> None:
+    """Each expression has a tree of its own, which the graph reads off its tokens."""
+    relations = {"mixer": "relations", "positions": "none", "states": 1, "gate": False, "bound": None}
+    config = random_config("arithmetic-mini", {}, **relations, post_norm=False, key_mask=False, halting="halt")
+    opened = open_weights(random_folder(tmp_path / "model", config))
+    assert opened.domain is not None
+    about = export(opened, tmp_path / "tree.onnx")
+    inputs = torch.from_numpy(opened.domain.sample(0, 7)[0].astype(np.int64))
+    tasks = torch.zeros(7, dtype=torch.int64)
+
+    def values() -> list[torch.Tensor]:
+        return list(outputs_of(opened.model, inputs, tasks)[0].values())
+
+    start = np.tile(np.float32(about["initial"]["z_H"]), (7, opened.model.length, 1))
+    fed = {"tokens": inputs.numpy(), "task_ids": tasks.numpy(), "z_H": start}
+    out = ort.InferenceSession(str(tmp_path / "tree.onnx")).run(list(outputs_of(opened.model, inputs, tasks)[0]), fed)
+    agree([torch.from_numpy(each) for each in out], values(), limits(values, opened.model.state_dict().values()))
