@@ -225,7 +225,7 @@ class EvalConfig(Frozen):
     select: Literal["exact", "valid", "token"] = Field("exact", description="what chooses the best checkpoint, on val")
 
 
-Vary = Literal["noise", "suppose"]
+Vary = Literal["noise", "suppose", "likely"]
 Select = Literal["checker", "confidence", "first-halt", "residual", "energy"]
 
 
@@ -245,7 +245,8 @@ class SearchPlan:
 
     @property
     def total(self) -> int:
-        return self.restarts * self.steps
+        """ACT steps at most; an answer that is only looked at counts as one."""
+        return self.restarts - 1 + self.steps if self.vary == "likely" else self.restarts * self.steps
 
 
 M = TypeVar("M", bound=BaseModel)

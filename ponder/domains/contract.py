@@ -25,6 +25,7 @@ from rich.text import Text
 
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
+from ponder.config.schema import Vary
 from ponder.domains import spelling
 
 PAD = 0
@@ -356,12 +357,13 @@ class Domain(ABC):
         return self.checker_solves or ("" if self.checkable else "it has no checker")
 
     @property
-    def supposes(self) -> bool:
-        """Whether a search may fill in a cell on trial: with the right symbol it is a puzzle of the same answer."""
-        return False
+    def vary(self) -> Vary:
+        """How the tries of a search differ. suppose: a cell is filled in on trial, which with the right symbol leaves a
+        puzzle of the same answer; likely: all cells are filled in, as the model finds likely; else by noise."""
+        return "noise"
 
     def open_cells(self, inputs: Tokens) -> tuple[Ints, Ints]:
-        """Where it does: the positions of one puzzle that it may fill in, and the symbols that it may try there."""
+        """Where cells are: the positions of one puzzle that may be filled in, and the symbols that may be tried."""
         raise UserError(f"{self.name} has no cells to fill in on trial")
 
     # Looking at it --------------------------------------------------------------------------------------------------

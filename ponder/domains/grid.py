@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Relation
+from ponder.config.schema import Vary
 from ponder.domains import spelling
 from ponder.domains.contract import PAD, Bools, Domain, Ints, Json, Misfit, Tokens, Tool, Wording
 from ponder.domains.drawing import ACCENT, HIGHLIGHT, INK, PAPER, WRONG, svg_grid
@@ -102,8 +103,8 @@ class GridDomain(Domain):
     # For search -----------------------------------------------------------------------------------------------------
 
     @property
-    def supposes(self) -> bool:
-        return self.blank != PAD and not self.marks
+    def vary(self) -> Vary:
+        return "suppose" if self.blank != PAD and not self.marks else "noise"
 
     def open_cells(self, inputs: Tokens) -> tuple[Ints, Ints]:
         symbols = [token for token in self.answer_codes.values() if token != self.blank]

@@ -52,6 +52,8 @@ def report(what: Subject, plan: SearchPlan, totals: Sequence[int] | None = None,
     noise = "Restart 0 has no noise, the others have state noise"
     if plan.vary == "suppose":
         noise = "Restart 0 is the puzzle; the others have one more cell given, one after the other"
+    elif plan.vary == "likely":
+        noise = "Restart 0 is the model's answer; the others are the answers that it finds likeliest, a step each"
     elif what.model.config.init == "random":
         noise += "; each has an initial state of its own"
     return SearchResult(

@@ -235,7 +235,8 @@ def print_search(result: SearchResult, console: Console) -> None:
     for p in result.table:
         table.add_row(f"{p.total}", f"{p.restarts} x {p.steps}", *_cells(p, budget))
     console.print(table)
-    varied = "a cell supposed" if plan.vary == "suppose" else f"noise {plan.noise:.2g}, seed {plan.seed}"
+    varied = {"suppose": "a cell supposed", "likely": "the likeliest answers"}.get(plan.vary)
+    varied = varied or f"noise {plan.noise:.2g}, seed {plan.seed}"
     console.print(
         f"[dim]with 95% intervals; answers selected by {plan.select}, {varied}; steps: "
         f"ACT steps of a puzzle, all its restarts together[/]"

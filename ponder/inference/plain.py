@@ -20,7 +20,7 @@ from ponder.config.schema import ModelConfig
 from ponder.domains.contract import Domain, Ints, Tokens
 from ponder.inference.answers import SecondThought, Thought
 from ponder.inference.solver import Solver
-from ponder.inference.tries import suppositions
+from ponder.inference.tries import first_right, likeliest, suppositions
 from ponder.inference.weights import Imported, as_carded, settings, zoo_folders
 
 Array = npt.NDArray[np.floating[Any]]
@@ -269,10 +269,13 @@ class PlainSolver(Solver):
         refused = [i for i, trace in enumerate(traces) if not trace[-1].valid]
         if not self.search or not refused:
             return {}
-        if not self.supposes(self.search):
+        if not self.tries(self.search):
             torched = Solver(self.model, self.steps, search=self.search)
             return (torched.at(self.domain) if self.note else torched).searched(inputs, traces)
-        found = ((i, self._supposing(inputs[i])) for i in refused)
+        if self.domain.vary == "suppose":
+            found = ((i, self._supposing(inputs[i])) for i in refused)
+        else:
+            found = ((i, self._listing(inputs[i], traces[i][-1])) for i in refused)
         return {i: second for i, second in found if second is not None}
 
     def _supposing(self, puzzle: Tokens) -> SecondThought | None:
@@ -285,6 +288,13 @@ class PlainSolver(Solver):
             if last.valid:
                 return SecondThought(last.answer, last.confidence, number, steps)
         return None
+
+    def _listing(self, puzzle: Tokens, last: Thought) -> SecondThought | None:
+        """Other answers that the model finds likely, likewise."""
+        logits = self.logits(puzzle, min(self.patience, self.config.max_steps))
+        answers = likeliest(self.domain, puzzle, logits, self.search)
+        at = first_right(self.domain, puzzle, answers)
+        return None if at is None else SecondThought(answers[at], last.confidence, at + 1, 0)
 
     def logits(self, inputs: Tokens, steps: int) -> npt.NDArray[np.float32]:
         carry = self.plain.start()

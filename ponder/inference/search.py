@@ -3,7 +3,8 @@
 The first rule is the checker's: the tries end when it accepts an answer. Checking is cheaper than finding, so that a
 model that is right sometimes becomes one that is right nearly always, at a price that is reported: ACT steps, summed
 over all tries. They differ by noise in the states, side by side; or, where puzzles have cells to fill in, each supposes
-a symbol in one that the model is unsure about, one after the other.
+a symbol in one that the model is unsure about, one after the other; or they are the answers that the model finds
+likeliest after its own.
 """
 
 import math
@@ -16,10 +17,10 @@ import torch
 
 from ponder.base import rng
 from ponder.base.errors import UserError
-from ponder.config.schema import SearchPlan
+from ponder.config.schema import SearchPlan, Vary
 from ponder.domains.contract import Domain, Ints, Tokens
 from ponder.inference.engine import SLOTS, Checker, Engine, Full, Seen
-from ponder.inference.tries import Floats, Found, suppositions
+from ponder.inference.tries import Floats, Found, first_right, likeliest, suppositions
 from ponder.model.reasoner import Reasoner
 
 RULES = {
@@ -60,7 +61,8 @@ def search(
     slots: int = SLOTS,
     precision: str = "float32",
 ) -> Found:
-    """All restarts of a puzzle side by side, the first without noise; or one supposition after the other.
+    """All restarts of a puzzle side by side, the first without noise; or one supposition, or one answer, after the
+    other.
 
     `numbers` name the puzzles, so that the noise of one does not depend on which others are searched.
 
@@ -72,9 +74,9 @@ def search(
     count, room = len(inputs), max(1, slots // plan.restarts)
     task_ids = np.zeros(count, dtype=np.int64) if task_ids is None else task_ids
     keys = restart_keys(plan.seed, np.arange(count) if numbers is None else numbers, plan.restarts)
-    if plan.vary == "suppose":
+    if plan.vary != "noise":
         engine = partial(Engine, model, domain, slots, Checker(), plan.steps, precision=precision)
-        return _supposing(engine, inputs, task_ids, keys)
+        return _one_by_one(engine, inputs, task_ids, keys, plan.vary)
     policy = Checker() if plan.select == "checker" else Full()
     sides = [
         _Side(Engine(model, domain, room * width, policy, plan.steps, noise, precision), first, width)
@@ -125,17 +127,18 @@ class _Side:
         self.engine.drop((puzzles[:, None] * self.width + np.arange(self.width)).ravel())
 
 
-def _supposing(make: Callable[[], Engine], inputs: Tokens, task_ids: Ints, keys: Ints) -> Found:
-    """The plain run, then, of the puzzles that are still refused, one supposition after the other. An answer to a
-    puzzle with one more cell given is one to the puzzle."""
+def _one_by_one(make: Callable[[], Engine], inputs: Tokens, task_ids: Ints, keys: Ints, vary: Vary) -> Found:
+    """The plain run, then, of the puzzles that are still refused, one try after the other. An answer to a puzzle with
+    one more cell given is one to the puzzle."""
     tries: dict[int, Tokens] = {}
     engine = make()
+    tries_of = suppositions if vary == "suppose" else likeliest
 
     def watch(seen: Seen) -> None:
         assert seen.accepted is not None
         for row in np.flatnonzero((seen.steps == engine.budget) & ~seen.accepted):
             logits = seen.logits[row].float().cpu().numpy()
-            tries[int(seen.tickets[row])] = suppositions(engine.domain, seen.inputs[row], logits, keys.shape[1] - 1)
+            tries[int(seen.tickets[row])] = tries_of(engine.domain, seen.inputs[row], logits, keys.shape[1] - 1)
 
     plain = engine.run(inputs, task_ids, keys[:, 0], watch)
     assert plain.accepted is not None
@@ -147,6 +150,13 @@ def _supposing(make: Callable[[], Engine], inputs: Tokens, task_ids: Ints, keys:
         accepted=plain.accepted,
         compute=plain.steps.copy(),
     )
+    if vary == "likely":
+        for i, answers in tries.items():
+            at = first_right(engine.domain, inputs[i], answers)
+            out.compute[i] += len(answers) if at is None else at + 1
+            if at is not None:
+                out.answers[i], out.restart[i], out.accepted[i] = answers[at], at + 1, True
+        return out
     for restart in range(1, keys.shape[1]):
         left = np.array([i for i, some in tries.items() if restart <= len(some) and not out.accepted[i]], np.int64)
         if not len(left):
@@ -169,10 +179,11 @@ def _possible(model: Reasoner, domain: Domain, plan: SearchPlan) -> None:
         raise UserError("select first-halt needs a halting head and this model has none: select by confidence")
     if plan.select == "residual" and model.config.states == 0:
         raise UserError("select residual needs a state and this model has none: select by confidence")
-    if plan.vary == "suppose" and not domain.supposes:
-        raise UserError(f"{domain.name} has no cells to fill in on trial: vary by noise (--vary noise)")
-    if plan.vary == "suppose" and plan.select != "checker":
-        raise UserError(f"suppositions end when the checker accepts one: leave out --select {plan.select}")
+    if plan.vary not in ("noise", domain.vary):
+        also = "" if domain.vary == "noise" else f" or {domain.vary}"
+        raise UserError(f"the tries at {domain.name} cannot vary by {plan.vary}: give --vary noise{also}")
+    if plan.vary != "noise" and plan.select != "checker":
+        raise UserError(f"such tries end when the checker accepts one: leave out --select {plan.select}")
     if plan.vary == "noise" and plan.restarts > 1 and plan.noise <= 0 and model.config.init == "fixed":
         raise UserError(f"noise {plan.noise:g} would make all restarts the same: give a positive rate")
 

@@ -4,7 +4,7 @@ torch is loaded when a model that runs on it is opened: those of `ponder.inferen
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from math import log
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ponder.base import stats
 from ponder.base.errors import UserError, at_least, unknown
-from ponder.config.schema import ModelConfig, SearchPlan
+from ponder.config.schema import ModelConfig, SearchPlan, Vary
 from ponder.domains.contract import Domain, Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.weights import open_weights, zoo_names
@@ -29,8 +29,13 @@ class Unsolvable(UserError):
     """A well-formed puzzle that breaks the rules at first sight."""
 
 
-TRIES = 8
+TRIES: Mapping[Vary, int] = {"noise": 0, "suppose": 8, "likely": 32}
 """Of a search that nobody gave a number for."""
+HOW: Mapping[Vary, str] = {
+    "noise": "noisy restarts",
+    "suppose": "supposing one more cell",
+    "likely": "checking what the model finds likely",
+}
 LARGEST, SIZES = 1200, 8
 """Tokens of a board that a model is put to which was trained on others, and how many such sizes a shelf remembers."""
 
@@ -69,11 +74,11 @@ class Solver:
             raise UserError(f"{self.domain.name} has no search to be guided: give fallback 'exact'")
         self.steps = 4 * self.config.max_steps if steps is None else steps
         self.fallback = fallback
-        self.search = (TRIES if self.domain.supposes else 0) if search is None else search
+        self.search = TRIES[self.domain.vary] if search is None else search
         if self.search and (why := self.domain.unverifiable):
             raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
-        self.patience = self.steps if steps is not None or not self.supposes(self.search) else self.config.max_steps
-        """ACT steps before a search begins: by supposition it begins where training ended, since the next try does more
+        self.patience = self.steps if steps is not None or not self.tries(self.search) else self.config.max_steps
+        """ACT steps before a search begins: but for noise it begins where training ended, since the next try does more
         for a puzzle than going on."""
 
     def open(self, model: str | Path, device: str) -> tuple[str, Domain, ModelConfig]:
@@ -100,9 +105,9 @@ class Solver:
         """The model, to boards of its domain's size."""
         self.opened = self.opened.at(self.domain)
 
-    def supposes(self, tries: int) -> bool:
+    def tries(self, count: int) -> bool:
         """Whether a search of so many tries fills in cells on trial."""
-        return tries > 0 and self.domain.supposes
+        return count > 0 and self.domain.vary != "noise"
 
     def read(self, puzzle: str | Json) -> Tokens:
         """The puzzle as tokens. Raises UserError where it is malformed or breaks the rules at first sight."""
@@ -165,15 +170,17 @@ class Solver:
 
         model = self.opened.model
         plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
-        if self.supposes(self.search):
-            plan = replace(plan, steps=min(self.patience, self.config.max_steps), vary="suppose")
+        if self.tries(self.search):
+            plan = replace(plan, steps=min(self.patience, self.config.max_steps), vary=self.domain.vary)
         found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
+        # Without the first run, which was done again, and without answers that were only looked at
+        steps = {"noise": found.compute, "suppose": found.compute - plan.steps, "likely": 0 * found.compute}[plan.vary]
         return {
             int(i): SecondThought(
                 found.answers[row],
                 self._sure(found.confidence[row]),
                 tries=int(found.restart[row]),
-                steps=int(found.compute[row]) - (plan.steps if plan.vary == "suppose" else 0),  # the first run, again
+                steps=int(steps[row]),
             )
             for row, i in enumerate(refused)
             if found.accepted[row]
@@ -212,8 +219,7 @@ class Solver:
         notes = [self.note] if self.note else []
         if found is not None:
             tokens, verified, confidence = found.answer, True, found.confidence
-            how = "supposing one more cell" if self.domain.supposes else "noisy restarts"
-            notes.append(f"found by {how} (try {found.tries}, {found.steps} more ACT steps)")
+            notes.append(f"found by {HOW[self.domain.vary]} (try {found.tries}, {found.steps} more ACT steps)")
         by: Literal["model", "exact"] = "model"
         if self.domain.checkable:
             known = self.domain.solutions(inputs, limit=2) if self.domain.exact else []

@@ -25,7 +25,7 @@ from ponder.domains.contract import Json, Tokens
 from ponder.inference.answers import Answer, SecondThought, Thought
 from ponder.inference.engine import Seen
 from ponder.inference.solver import Shelf, Solver
-from ponder.inference.tries import suppositions
+from ponder.inference.tries import first_right, likeliest, suppositions
 from ponder.serve.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class Service:
             raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
         if search is not None and not 0 <= search <= SEARCH:
             raise UserError(f"search {search} is out of range: give 0 for none, to {SEARCH} tries")
-        if search and not solver.domain.supposes:
+        if search and not solver.tries(search):
             raise UserError(f"{solver.domain.name} has no cells to fill in on trial: leave out search")
         if not self.open:
             raise Busy("this server is shutting down")
@@ -188,7 +188,7 @@ class Service:
         if desk.under_way >= room:
             raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
         # Who asks for so many steps gets no more of them by a search that was not asked for.
-        tries = search if search is not None else solver.search if steps is None and solver.domain.supposes else 0
+        tries = search if search is not None else solver.search if steps is None and solver.tries(solver.search) else 0
         budget = steps or (solver.config.max_steps if tries else solver.steps)
         job = _Job(desk, inputs, budget, fallback, tries, watched, self.loop.time() + self.timeout)
         desk.under_way += 1
@@ -335,7 +335,7 @@ class Service:
                 enough.append(ticket)
             elif job.tried and thought.valid:
                 job.found = SecondThought(thought.answer, thought.confidence, job.tried, job.steps)
-            if thought.valid or not self._supposes(job, seen, row):
+            if thought.valid or not self._tries(job, seen, row):
                 finished.append(job)
             else:
                 again.append(job)
@@ -354,11 +354,18 @@ class Service:
         for job in finished:
             self.pool.submit(self._finish, job)
 
-    def _supposes(self, job: _Job, seen: Seen, row: int) -> bool:
-        """Whether there is one more supposition to try. The logits of the plain run's last step say which there are."""
+    def _tries(self, job: _Job, seen: Seen, row: int) -> bool:
+        """Whether there is one more supposition to try. The logits of the plain run's last step say which there are, or
+        which other answers are likely: those need no more than a look."""
+        domain = job.desk.solver.domain
         if job.tries and job.supposed is None:
             logits = seen.logits[row].float().cpu().numpy()
-            job.supposed = suppositions(job.desk.solver.domain, job.inputs, logits, job.tries)
+            if domain.vary == "likely":
+                answers = likeliest(domain, job.inputs, logits, job.tries)
+                if (at := first_right(domain, job.inputs, answers)) is not None:
+                    job.found = SecondThought(answers[at], job.trace[-1].confidence, at + 1, 0)
+                return False
+            job.supposed = suppositions(domain, job.inputs, logits, job.tries)
         return job.supposed is not None and job.tried < len(job.supposed)
 
     def _finish(self, job: _Job) -> None:

@@ -21,7 +21,7 @@ from ponder.training import runs
 
 CARD = "card.json"
 AGAIN = "write it again with `ponder zoo add`"
-TRIES: Mapping[Vary, str] = {"noise": "noisy restarts", "suppose": "suppositions"}
+TRIES: Mapping[Vary, str] = {"noise": "noisy restarts", "suppose": "suppositions", "likely": "likeliest answers"}
 
 
 class Score(Frozen):
@@ -190,7 +190,7 @@ def print_card(console: Console, card: Mapping[str, Any]) -> None:
     if found := card.get("search"):
         console.print(
             f"  [dim]verified search[/]  {share_words(found['solved'])} with {found['restarts']} "
-            f"{TRIES[found.get('vary', 'noise')]} of "
+            f"{TRIES[found.get('vary', 'noise')]} {'after' if found.get('vary') == 'likely' else 'of'} "
             f"{found['steps']} steps, {found['compute']:.0f} ACT steps on average, n {found['n']:,}",
             soft_wrap=True,
         )

@@ -190,8 +190,10 @@ def searched(opened: Opened, source: Source) -> dict[str, Any] | None:
     if domain.unverifiable or not model.config.states or model.config.halting == "asked":
         return None
     plan = SearchPlan(TOTAL // DEEPER, DEEPER * model.config.max_steps, default_noise(model))
-    if domain.supposes:
+    if domain.vary == "suppose":
         plan = SearchPlan(TOTAL, model.config.max_steps, 0.0, vary="suppose")
+    elif domain.vary == "likely":
+        plan = SearchPlan((TOTAL - 1) * model.config.max_steps + 1, model.config.max_steps, 0.0, vary="likely")
     found = search(model, domain, some(source, SEARCHED), plan)
     n = len(found.accepted)
     return {

@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from ponder.evaluation.search import breadths, report
 from ponder.evaluation.subject import Subject
 from ponder.inference.engine import Checker, Engine, Full, logits_of
 from ponder.inference.search import restart_keys, search
-from ponder.inference.tries import Found, suppositions
+from ponder.inference.tries import Found, likeliest, suppositions
 from ponder.inference.weights import Opened, open_weights
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
@@ -326,10 +327,46 @@ def test_a_search_by_supposition_is_one_puzzle_after_the_other() -> None:
         assert found.compute[i] == sum(one.steps[0] for one in alone[: chosen + 1 if right else None])
 
 
+def test_likely_answers_come_in_the_order_of_their_chances() -> None:
+    """Against all answers, sorted; the model's own is not among them."""
+    domain = resolve("arithmetic-mini").data.make()
+    generator = np.random.default_rng(0)
+    for puzzle in domain.sample(2, 20)[0]:
+        logits = generator.normal(size=(domain.seq_len, len(domain.vocab))).astype(np.float32)
+        cells, symbols = domain.open_cells(puzzle)
+        assert [domain.vocab[token] for token in symbols] == ["+", "-", "*", "/"]
+        chance = {
+            tokens: sum(float(logits[cell, token]) for cell, token in zip(cells, tokens, strict=True))
+            for tokens in product(symbols.tolist(), repeat=len(cells))
+        }
+        wanted = sorted(chance, key=lambda tokens: -chance[tokens])[1:]
+        for count in (1, 7, len(wanted), len(wanted) + 9):
+            answers = likeliest(domain, puzzle, logits, count)
+            assert [tuple(answer[cells].tolist()) for answer in answers] == wanted[:count]
+
+
+def test_a_search_among_likely_answers_ends_at_the_first_right_one() -> None:
+    opened = open_weights("arithmetic-3-4")
+    domain = opened.domain
+    assert domain is not None
+    inputs, _ = domain.sample(5, 150)
+    plan = SearchPlan(6, 1, 0.0, vary="likely")
+    found = search(opened.model, domain, inputs, plan, slots=1)
+    assert (found.restart > 0).any() and not found.accepted.all(), "else this shows nothing"
+    assert np.array_equal(found.accepted, domain.check(inputs, found.answers))
+    for i, puzzle in enumerate(inputs):
+        logits = logits_of(opened.model, puzzle, 1)
+        answers = [logits.argmax(axis=1).astype(np.uint8), *likeliest(domain, puzzle, logits, 5)]
+        right = [k for k, answer in enumerate(answers) if domain.check(puzzle[None], answer[None])[0]]
+        assert found.restart[i] == (right[0] if right else 0) and found.accepted[i] == bool(right)
+        assert np.array_equal(found.answers[i], answers[right[0] if right else 0])
+        assert found.compute[i] == 1 + (right[0] if right else len(answers) - 1) <= plan.total
+
+
 def test_suppositions_need_cells_to_fill_in_and_the_checker(dataset: Dataset, puzzles: tuple[Tokens, Tokens]) -> None:
     model = stub(puzzles, dataset)
-    for preset in ("maze-mini", "arithmetic-mini"):
-        with pytest.raises(UserError, match="no cells to fill in on trial"):
+    for preset, also in (("maze-mini", ""), ("arithmetic-mini", " or likely")):
+        with pytest.raises(UserError, match=f"cannot vary by suppose: give --vary noise{also}$"):
             search(model, resolve(preset).data.make(), puzzles[0], SearchPlan(2, 2, ETA, vary="suppose"))
     with pytest.raises(UserError, match="leave out --select confidence"):
         search(model, dataset.domain, puzzles[0], SearchPlan(2, 2, ETA, select="confidence", vary="suppose"))

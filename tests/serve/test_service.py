@@ -184,7 +184,7 @@ def test_a_supposition_gets_no_more_steps_than_in_training(tmp_path: Path) -> No
 def test_a_service_searches_by_itself_where_its_shelf_does() -> None:
     shelf = Shelf(["sudoku-6x6"], search=None)
     solver = shelf["sudoku-6x6"]
-    assert solver.search == TRIES and solver.patience == solver.config.max_steps < solver.steps
+    assert solver.search == TRIES["suppose"] and solver.patience == solver.config.max_steps < solver.steps
     puzzles = [solver.domain.format(row) for row in solver.domain.sample(7, 300)[0]]
     refused = [a for a in Solver("sudoku-6x6", steps=solver.patience).solve_many(puzzles) if not a.verified]
 

@@ -153,7 +153,7 @@ def test_a_refused_puzzle_is_supposed_about(chromium: Browser, site: str) -> Non
         page.get_by_role("button", name="Solve").click()
         expect(page.locator("#headline")).to_have_text("Checked: correct")
         expect(page.locator("#detail")).to_contain_text("ound by supposing one more cell (try")
-        expect(page.locator("#where")).to_have_text("One more cell supposed")
+        expect(page.locator("#where")).to_have_text("Found by a search")
         expect(page.locator("#halting")).to_contain_text("cells were filled in on trial")
         page.get_by_role("slider").fill(str(solver.patience))
         expect(page.locator("#verdict")).not_to_contain_text("correct")

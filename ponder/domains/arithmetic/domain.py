@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry, Relation, Tree
+from ponder.config.schema import Vary
 from ponder.domains.arithmetic.generate import (
     ADD,
     EQUALS,
@@ -249,6 +250,15 @@ class Arithmetic(Domain):
         for i, position in enumerate(reversed(operators)):
             answers[:, position] = ADD + (codes >> 2 * i & 3)
         return list(answers)
+
+    # For search -----------------------------------------------------------------------------------------------------
+
+    @property
+    def vary(self) -> Vary:
+        return "likely"
+
+    def open_cells(self, inputs: Tokens) -> tuple[Ints, Ints]:
+        return np.flatnonzero(inputs == MASK), np.arange(ADD, EQUALS)
 
     # Looking at it --------------------------------------------------------------------------------------------------
 

@@ -287,7 +287,7 @@ async function solve() {
     if (running !== mine) return;
     answer = got;
     if (got.by === "exact") player.add({ kind: "exact", answer: got.answer, svg: got.svg, confidence: null, valid: got.verified });
-    else if (got.tries) player.add({ kind: "supposed", answer: got.answer, svg: got.svg, confidence: got.confidence, valid: got.verified });
+    else if (got.tries) player.add({ kind: "searched", answer: got.answer, svg: got.svg, confidence: got.confidence, valid: got.verified });
     player.finish();
     sayHalting();
     draw($("chart"), model, got.steps, words);

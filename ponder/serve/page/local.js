@@ -52,7 +52,9 @@ export class Local {
       }
     };
     const first = await think(inputs, onStep);
-    const found = first.valid || !tries ? null : await supposing(rules.suppositions(inputs, first.logits, tries), think);
+    let found = null;
+    if (!first.valid && tries && rules.likeliest) found = listed(rules, inputs, first, tries);
+    else if (!first.valid && tries) found = await supposing(rules.suppositions(inputs, first.logits, tries), think);
     return concluded(rules, inputs, first, fallback, found);
   }
 
@@ -123,9 +125,16 @@ async function supposing(supposed, think) {
   for (const [i, tokens] of supposed.entries()) {
     const { answer, confidence, step, valid } = await think(tokens);
     taken += step;
-    if (valid) return { answer, confidence, tries: i + 1, taken };
+    if (valid) return { answer, confidence, tries: i + 1, taken, how: "supposing one more cell" };
   }
   return null;
+}
+
+// Other answers that the model finds likely, one after the other, none of which takes a step; null likewise.
+function listed(rules, inputs, { logits, confidence }, tries) {
+  const answers = rules.likeliest(inputs, logits, tries);
+  const at = answers.findIndex((answer) => rules.check(inputs, answer));
+  return at < 0 ? null : { answer: answers[at], confidence, tries: at + 1, taken: 0, how: "checking what the model finds likely" };
 }
 
 // The last step as an answer, or what a search found, or the exact one where it is refused and was asked for; and what there
@@ -134,7 +143,7 @@ function concluded(rules, inputs, first, fallback, found) {
   const step = first.step;
   const { answer, confidence, valid } = found ? { ...found, valid: true } : first;
   const known = rules.solutions(inputs, 2);
-  const notes = found ? [`found by supposing one more cell (try ${found.tries}, ${found.taken} more ACT steps)`] : [];
+  const notes = found ? [`found by ${found.how} (try ${found.tries}, ${found.taken} more ACT steps)`] : [];
   let [given, verified, by] = [answer, valid, "model"];
   if (known !== null && !known.length) notes.push("this puzzle has no solution");
   else if (!valid) {

@@ -93,7 +93,7 @@ export class Player {
   #label() {
     const frame = this.frames[this.at];
     const steps = this.frames.filter(({ kind }) => kind === "step").length;
-    const where = { puzzle: "The puzzle", exact: "Exact solver", supposed: "One more cell supposed", step: `Step ${frame.step} of ${steps}` }[frame.kind];
+    const where = { puzzle: "The puzzle", exact: "Exact solver", searched: "Found by a search", step: `Step ${frame.step} of ${steps}` }[frame.kind];
     $("where").textContent = where;
     $("slider").setAttribute("aria-valuetext", where);
     $("play").textContent = this.timer === null ? (this.at === this.last ? "Replay" : "Play") : "Pause";
@@ -112,7 +112,7 @@ export class Player {
       const valid = frame.kind === "exact" ? "exact" : frame.valid ? "valid" : frame.valid === false ? "refused" : "unjudged";
       const bar = h("span", { class: `bar ${frame.kind} ${valid}${this.complete && i === halted ? " halt" : ""}` });
       bar.style.setProperty("--at", this.last ? i / this.last : 0);
-      bar.style.setProperty("--confidence", ["step", "supposed"].includes(frame.kind) ? (frame.confidence ?? 0) : 0);
+      bar.style.setProperty("--confidence", ["step", "searched"].includes(frame.kind) ? (frame.confidence ?? 0) : 0);
       return bar;
     });
     $("strip").replaceChildren(...bars);

@@ -59,6 +59,18 @@ export class ArithmeticRules {
     return found;
   }
 
+  // The answers that the model finds likeliest after its own, at most `count`, as if each operator were chosen by itself.
+  likeliest(inputs, { data, dims }, count) {
+    const places = inputs.flatMap((token, i) => (token === MASK ? [i] : []));
+    const all = Array.from({ length: 4 ** places.length }, (_, code) => {
+      const answer = inputs.map(() => 0);
+      places.forEach((place, i) => (answer[place] = ADD + ((code >> (2 * (places.length - 1 - i))) & 3)));
+      return { answer, sure: places.reduce((sum, place) => sum + data[place * dims[2] + answer[place]], 0) };
+    });
+    all.sort((a, b) => b.sure - a.sure);
+    return all.slice(1, count + 1).map(({ answer }) => answer);
+  }
+
   json(inputs, answer) {
     const operators = answer.filter((_, i) => inputs[i] === MASK).map((token) => this.#symbol(token));
     return { expression: this.text(inputs, answer), operators };
