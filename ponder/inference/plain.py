@@ -269,7 +269,7 @@ class PlainSolver(Solver):
         refused = [i for i, trace in enumerate(traces) if not trace[-1].valid]
         if not self.search or not refused:
             return {}
-        if not self.tries(self.search):
+        if not self.fills_in(self.search):
             torched = Solver(self.model, self.steps, search=self.search)
             return (torched.at(self.domain) if self.note else torched).searched(inputs, traces)
         if self.domain.vary == "suppose":

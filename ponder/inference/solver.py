@@ -77,7 +77,7 @@ class Solver:
         self.search = TRIES[self.domain.vary] if search is None else search
         if self.search and (why := self.domain.unverifiable):
             raise UserError(f"no verified search in {self.domain.name}: {why}; leave out search")
-        self.patience = self.steps if steps is not None or not self.tries(self.search) else self.config.max_steps
+        self.patience = self.steps if steps is not None or not self.fills_in(self.search) else self.config.max_steps
         """ACT steps before a search begins: but for noise it begins where training ended, since the next try does more
         for a puzzle than going on."""
 
@@ -105,9 +105,9 @@ class Solver:
         """The model, to boards of its domain's size."""
         self.opened = self.opened.at(self.domain)
 
-    def tries(self, count: int) -> bool:
+    def fills_in(self, tries: int) -> bool:
         """Whether a search of so many tries fills in cells on trial."""
-        return count > 0 and self.domain.vary != "noise"
+        return tries > 0 and self.domain.vary != "noise"
 
     def read(self, puzzle: str | Json) -> Tokens:
         """The puzzle as tokens. Raises UserError where it is malformed or breaks the rules at first sight."""
@@ -170,7 +170,7 @@ class Solver:
 
         model = self.opened.model
         plan = SearchPlan(1 + self.search, self.steps, default_noise(model))
-        if self.tries(self.search):
+        if self.fills_in(self.search):
             plan = replace(plan, steps=min(self.patience, self.config.max_steps), vary=self.domain.vary)
         found = search(model, self.domain, inputs[refused], plan, numbers=np.zeros_like(refused))
         # Without the first run, which was done again, and without answers that were only looked at

@@ -51,7 +51,7 @@ def likeliest(domain: Domain, puzzle: Tokens, logits: Floats, count: int) -> Tok
     price = each.max(axis=1, keepdims=True) - np.take_along_axis(each, ranked, axis=1)
     start = (0,) * len(cells)
     queue, seen, found = [(0.0, start)], {start}, list[tuple[int, ...]]()
-    while queue and len(found) <= count:
+    while queue and len(found) <= count + 1:  # its own may be among them, unless it is none of these at all
         _, ranks = heapq.heappop(queue)
         found.append(ranks)
         for cell, rank in enumerate(ranks):
@@ -60,10 +60,11 @@ def likeliest(domain: Domain, puzzle: Tokens, logits: Floats, count: int) -> Tok
                 if more not in seen:
                     seen.add(more)
                     heapq.heappush(queue, (float(sum(price[c, r] for c, r in enumerate(more))), more))
-    answers = np.repeat(logits.argmax(axis=1).astype(np.uint8)[None], len(found) - 1, axis=0)
-    for row, ranks in enumerate(found[1:]):
+    own = logits.argmax(axis=1).astype(np.uint8)
+    answers = np.repeat(own[None], len(found), axis=0)
+    for row, ranks in enumerate(found):
         answers[row, cells] = symbols[ranked[np.arange(len(cells)), ranks]]
-    return answers
+    return answers[(answers != own).any(axis=1)][:count]
 
 
 def first_right(domain: Domain, puzzle: Tokens, answers: Tokens) -> int | None:

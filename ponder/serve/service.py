@@ -179,7 +179,7 @@ class Service:
             raise UserError(f"steps {steps} is out of range: {solver.name} takes 1 to {solver.steps}")
         if search is not None and not 0 <= search <= SEARCH:
             raise UserError(f"search {search} is out of range: give 0 for none, to {SEARCH} tries")
-        if search and not solver.tries(search):
+        if search and not solver.fills_in(search):
             raise UserError(f"{solver.domain.name} has no cells to fill in on trial: leave out search")
         if not self.open:
             raise Busy("this server is shutting down")
@@ -188,7 +188,9 @@ class Service:
         if desk.under_way >= room:
             raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
         # Who asks for so many steps gets no more of them by a search that was not asked for.
-        tries = search if search is not None else solver.search if steps is None and solver.tries(solver.search) else 0
+        tries = (
+            search if search is not None else solver.search if steps is None and solver.fills_in(solver.search) else 0
+        )
         budget = steps or (solver.config.max_steps if tries else solver.steps)
         job = _Job(desk, inputs, budget, fallback, tries, watched, self.loop.time() + self.timeout)
         desk.under_way += 1

@@ -330,8 +330,8 @@ def test_a_search_by_supposition_is_one_puzzle_after_the_other() -> None:
 def test_likely_answers_come_in_the_order_of_their_chances() -> None:
     """Against all answers, sorted; the model's own is not among them."""
     domain = resolve("arithmetic-mini").data.make()
-    generator = np.random.default_rng(0)
-    for puzzle in domain.sample(2, 20)[0]:
+    generator, operators = np.random.default_rng(0), 0
+    for puzzle in domain.sample(2, 40)[0]:
         logits = generator.normal(size=(domain.seq_len, len(domain.vocab))).astype(np.float32)
         cells, symbols = domain.open_cells(puzzle)
         assert [domain.vocab[token] for token in symbols] == ["+", "-", "*", "/"]
@@ -339,10 +339,13 @@ def test_likely_answers_come_in_the_order_of_their_chances() -> None:
             tokens: sum(float(logits[cell, token]) for cell, token in zip(cells, tokens, strict=True))
             for tokens in product(symbols.tolist(), repeat=len(cells))
         }
-        wanted = sorted(chance, key=lambda tokens: -chance[tokens])[1:]
+        own = tuple(logits[cells].argmax(axis=1).tolist())  # of all tokens, an operator or not
+        wanted = [tokens for tokens in sorted(chance, key=lambda tokens: -chance[tokens]) if tokens != own]
+        operators += own in chance
         for count in (1, 7, len(wanted), len(wanted) + 9):
             answers = likeliest(domain, puzzle, logits, count)
             assert [tuple(answer[cells].tolist()) for answer in answers] == wanted[:count]
+    assert 0 < operators < 40
 
 
 def test_a_search_among_likely_answers_ends_at_the_first_right_one() -> None:

@@ -68,7 +68,9 @@ export class ArithmeticRules {
       return { answer, sure: places.reduce((sum, place) => sum + data[place * dims[2] + answer[place]], 0) };
     });
     all.sort((a, b) => b.sure - a.sure);
-    return all.slice(1, count + 1).map(({ answer }) => answer);
+    const own = (place, token) => data.subarray(place * dims[2], (place + 1) * dims[2]).every((each) => each <= data[place * dims[2] + token]);
+    const others = all.filter(({ answer }) => !places.every((place) => own(place, answer[place])));
+    return others.slice(0, count).map(({ answer }) => answer);
   }
 
   json(inputs, answer) {
