@@ -64,7 +64,8 @@ def likeliest(domain: Domain, puzzle: Tokens, logits: Floats, count: int) -> Tok
     answers = np.repeat(own[None], len(found), axis=0)
     for row, ranks in enumerate(found):
         answers[row, cells] = symbols[ranked[np.arange(len(cells)), ranks]]
-    return answers[(answers != own).any(axis=1)][:count]
+    others: Tokens = answers[(answers != own).any(axis=1)][:count]
+    return others
 
 
 def first_right(domain: Domain, puzzle: Tokens, answers: Tokens) -> int | None:
