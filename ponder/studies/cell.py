@@ -65,9 +65,29 @@ def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Li
     if here.main:
         fixed.keep(open_data(cell.config.data, data_dir, here), store.fixed)
         took = round(time.perf_counter() - began, 3)
-        store.write(CellResult.model_validate({**trained(cell, folder), "after": measured, "after_seconds": took}))
+        made = CellResult.model_validate({**trained(cell, folder), "after": measured, "after_seconds": took})
+        store.write(made if before is None else with_first_times(made, before))
     here.barrier()
     return True
+
+
+def with_first_times(made: CellResult, before: CellResult) -> CellResult:
+    """A training that is repeated for a measurement, and comes out the same, keeps the times it had: those of a study
+    are compared, and another machine would mix them up."""
+    if _course(made) != _course(before):
+        return made
+    return made.model_copy(
+        update={name: getattr(before, name) for name in ("environment", "seconds", "curve", "train")}
+    )
+
+
+def _course(result: CellResult) -> dict[str, Any]:
+    """All that a training's record says, but for the time it took."""
+    timeless = {"seconds", "update_seconds"}
+    kept = result.model_dump(mode="json", include={"data_hash", "updates", "curve", "train"})
+    kept["curve"] = [{name: row[name] for name in row if name not in timeless} for row in kept["curve"]]
+    kept["train"] = {name: column for name, column in kept["train"].items() if name not in timeless}
+    return kept
 
 
 def together(wanted: Sequence[After], budget: int) -> After:

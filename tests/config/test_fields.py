@@ -1,6 +1,8 @@
 """A field of the configuration that nothing reads is a promise that nothing keeps."""
 
 import ast
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,21 +37,37 @@ def _assigned(tree: ast.AST) -> list[tuple[str, ast.expr]]:
     return out
 
 
+@dataclass(frozen=True)
+class Uses:
+    """What a source does with names, as far as it matters here."""
+
+    annotated: list[tuple[str, str]]
+    """(argument, its annotation)"""
+    assigned: list[tuple[str, str | None]]
+    """(name, the last name of its value)"""
+    loaded: list[tuple[str | None, str]]
+    """(the last name of what it is of, attribute)"""
+
+
+@cache
+def uses(source: str) -> Uses:
+    tree = ast.parse(source)
+    nodes = list(ast.walk(tree))
+    return Uses(
+        [(n.arg, ast.unparse(n.annotation)) for n in nodes if isinstance(n, ast.arg) and n.annotation is not None],
+        [(name, _last(value)) for name, value in _assigned(tree)],
+        [(_last(n.value), n.attr) for n in nodes if isinstance(n, ast.Attribute) and isinstance(n.ctx, ast.Load)],
+    )
+
+
 def reads(source: str, section: str, cls: str) -> set[str]:
     """Attributes read from what is a configuration of that section, by annotation, assignment or name."""
-    tree = ast.parse(source)
+    found = uses(source)
     names = {section, "config"} if cls == "ModelConfig" else {section}  # `config` is a Reasoner's own
-    for node in ast.walk(tree):
-        if isinstance(node, ast.arg) and node.annotation is not None and cls in ast.unparse(node.annotation):
-            names.add(node.arg)
-    assigned = _assigned(tree)
-    while more := {n for n, value in assigned if isinstance(value, ast.expr) and _last(value) in names} - names:
+    names |= {name for name, annotation in found.annotated if cls in annotation}
+    while more := {name for name, value in found.assigned if value in names} - names:
         names |= more
-    return {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _last(node.value) in names
-    }
+    return {attribute for of, attribute in found.loaded if of in names}
 
 
 def everywhere(section: str, cls: str) -> set[str]:

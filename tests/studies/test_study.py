@@ -35,7 +35,7 @@ from ponder.reports.tables import page_of
 from ponder.studies import cost as study_cost
 from ponder.studies import spec as study
 from ponder.studies.board import print_study
-from ponder.studies.cell import one_training, run_cell, searches, thinned, together
+from ponder.studies.cell import one_training, run_cell, searches, thinned, together, with_first_times
 from ponder.studies.result import CellResult, Measured
 from ponder.studies.spec import After, Cell, chosen, plan
 from ponder.studies.store import Store, pack, unpack
@@ -498,6 +498,13 @@ def test_what_another_study_asks_later_is_added_without_training_again(quick: No
     assert after.after.policies is not None
     assert {each.policy for each in after.after.policies.results} >= {"full", "stable 1"}
     check_stored(after, more)
+    # Had it been trained again for this, elsewhere: the times of before stay, unless it came out another training.
+    slow = [point.model_copy(update={"seconds": 9 * point.seconds}) for point in before.curve]
+    elsewhere = after.model_copy(update={"seconds": 9 * before.seconds, "curve": slow, "environment": {"cores": 99}})
+    assert with_first_times(elsewhere, before) == after
+    other = {**after.train, "loss": [loss + 1e-6 for loss in after.train["loss"]]}
+    changed = elsewhere.model_copy(update={"train": other})
+    assert with_first_times(changed, before) == changed
 
 
 def test_searches_of_a_model_whose_trajectories_are_known(dataset: Dataset) -> None:
