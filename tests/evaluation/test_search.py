@@ -350,7 +350,7 @@ def test_likely_answers_come_in_the_order_of_their_chances() -> None:
 
 
 def test_a_search_among_likely_answers_ends_at_the_first_right_one() -> None:
-    opened = open_weights("arithmetic-3-4")
+    opened = open_weights("arithmetic-3-5")
     domain = opened.domain
     assert domain is not None
     inputs, _ = domain.sample(5, 150)
