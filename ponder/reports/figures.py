@@ -21,6 +21,8 @@ DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)),
 SMALL = 8
 HIGH = 80
 """Percent above which everything has to lie for bars to become points."""
+HEIGHT = 4.4
+"""Inches of a panel."""
 LETTERS = 100
 """Of a legend under a panel, side by side."""
 
@@ -79,18 +81,27 @@ def draw(
     across = min(3 if len(panels) > 4 else 2, len(panels))
     down = -(-len(panels) // across)
     orders = all(panel.kind == "order" for panel in panels)
-    size = ((4.8 if orders else 6.4) * across + 1, 4.4 * down)
+    size = ((4.8 if orders else 6.4) * across + 1, HEIGHT * down)
     with figure(list(pictures.values()), down, across, size, 120) as (made, axes):
         for axis in axes.flat[len(panels) :]:
             axis.set_visible(False)
         for axis, panel in zip(axes.flat, panels, strict=False):
             DRAWERS[panel.kind](axis, results, found, panel, titles)
+        made.set_figheight(sum(max(map(_height, row)) for row in axes))
         text = f"{results.study.title}, {results.scale} scale: {results.done} of {len(results.cells)} trainings"
         if panels[0].kind == "order":
             paper = "diamond: the paper at paper scale, " if any(e.paper is not None for e in found) else ""
             text += f"\ndots: seeds, bar and tick: their mean, {paper}dotted: best fixed answer"
         made.suptitle(text)
     return True
+
+
+def _height(axis: Any) -> float:
+    """Inches of a panel: more of them where there are many names along its side, or under it."""
+    legend = axis.get_legend()
+    names = [text.get_text() for text in legend.get_texts()] if legend else []
+    under = max(0.0, 0.19 * (-(-len(names) // _across(names)) - 3)) if names else 0.0
+    return max(HEIGHT, 0.3 * len(axis.get_yticklabels()) + 1.3 if axis.yaxis_inverted() else 0.0) + under
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -402,11 +413,15 @@ def _legend(axis: Any, below: bool = False) -> None:
         axis.set_axis_off()
         axis.text(0.5, 0.5, "no results yet", transform=axis.transAxes, ha="center", color="0.4")
     elif below:
-        longest = max(len(text) for text in axis.get_legend_handles_labels()[1])
-        across = max(1, min(3, LETTERS // (longest + 8)))
+        across = _across(axis.get_legend_handles_labels()[1])
         axis.legend(fontsize=SMALL, ncols=across, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False)
     else:
         axis.legend(fontsize=SMALL - 1, ncols=2 if lines > 6 else 1)
+
+
+def _across(names: Collection[str]) -> int:
+    """Columns of a legend under a panel."""
+    return max(1, min(3, LETTERS // (max(map(len, names)) + 8)))
 
 
 DRAWERS = {
