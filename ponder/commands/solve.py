@@ -65,8 +65,8 @@ def main(args: Sequence[str]) -> None:
         type=int,
         metavar="R",
         help="where the answer is refused: R more tries until one is accepted; where cells are to fill in (8 tries by "
-        "default), each supposes a symbol that the model is unsure about; of operators (32 by default), each is the "
-        "answer that it finds likeliest next; elsewhere its states get noise",
+        "default), each supposes a symbol that the model is unsure about, or, for operators, is the answer that it "
+        "finds likeliest next; elsewhere its states get noise",
     )
     parser.add_argument("--steps", type=int, metavar="N", help="ACT steps at most (default: 4 times the training's)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line, errors too")

@@ -29,7 +29,7 @@ class Unsolvable(UserError):
     """A well-formed puzzle that breaks the rules at first sight."""
 
 
-TRIES: Mapping[Vary, int] = {"noise": 0, "suppose": 8, "likely": 32}
+TRIES: Mapping[Vary, int] = {"noise": 0, "suppose": 8, "likely": 8}
 """Of a search that nobody gave a number for."""
 HOW: Mapping[Vary, str] = {
     "noise": "noisy restarts",
