@@ -74,6 +74,8 @@ def draw(
 ) -> bool:
     """Write `path`.png and .svg; False where there is nothing to draw yet, and no older figure is left then."""
     pictures = {kind: path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")}
+    tasks = {task for task, _, _ in results.cells}
+    panels = [panel for panel in panels if _task(panel) in {"", *tasks}]
     if not results.done or not panels:
         for file in pictures.values():
             file.unlink(missing_ok=True)
@@ -94,6 +96,11 @@ def draw(
             text += f"\ndots: seeds, bar and tick: their mean, {paper}dotted: best fixed answer"
         made.suptitle(text)
     return True
+
+
+def _task(panel: Panel) -> str:
+    """The one task that a panel is about: a scale may leave it out."""
+    return panel.task or (score_of(panel.score).task if panel.score else "")
 
 
 def _height(axis: Any) -> float:

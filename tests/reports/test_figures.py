@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from ponder.reports.figures import LETTERS, Panel, _bars, _legend, _order
+from ponder.reports import figures
+from ponder.reports.figures import HEIGHT, LETTERS, Panel, _bars, _height, _legend, _order, draw
 from ponder.reports.pages import gather
 from ponder.reports.tables import Entry, entries, page_of
 from ponder.reports.values import StudyResults
@@ -76,3 +77,30 @@ def test_a_legend_is_no_wider_than_its_panel(axis: Any, length: int) -> None:
     _legend(axis, below=True)
     across = axis.get_legend()._ncols
     assert 1 <= across <= 3 and (across == 1 or across * length < LETTERS)
+
+
+def test_many_names_make_a_panel_taller(axis: Any) -> None:
+    for number in range(14):
+        axis.plot([0, 1], [0, number], label=f"a variant whose name takes half of the width: {number:03d}")
+    _legend(axis, below=True)
+    assert _height(axis) > HEIGHT + 1  # of fourteen lines, where three are in the height that all have
+    side = Figure().subplots()
+    side.set_yticks(range(14), [f"variant {i}" for i in range(14)])
+    side.set_ylim(13.5, -0.5)
+    assert _height(side) >= 14 * 0.3
+    assert _height(Figure().subplots()) == HEIGHT
+
+
+def test_a_task_that_the_scale_leaves_out_gets_no_panel(
+    found: tuple[StudyResults, list[Entry]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, some = found
+    assert {task for task, _, _ in results.cells} == {"sudoku"}
+    drawn: list[str] = []
+    monkeypatch.setitem(
+        figures.DRAWERS, "training", lambda axis, results, found, panel, titles: drawn.append(panel.score)
+    )
+    panels = [Panel(kind="training", score=score) for score in ("Arithmetic ID", "Sudoku")]
+    assert draw(results, some, panels, TITLES, tmp_path / "figure") and drawn == ["Sudoku"]
+    assert not draw(results, some, panels[:1], TITLES, tmp_path / "figure")
+    assert not (tmp_path / "figure.png").exists()
