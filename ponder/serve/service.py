@@ -188,9 +188,8 @@ class Service:
         if desk.under_way >= room:
             raise Busy(f"{solver.name} is busy: {room} puzzles are under way, and there is room for no more")
         # Who asks for so many steps gets no more of them by a search that was not asked for.
-        tries = (
-            search if search is not None else solver.search if steps is None and solver.fills_in(solver.search) else 0
-        )
+        unasked = solver.search if steps is None and solver.fills_in(solver.search) else 0
+        tries = unasked if search is None else search
         budget = steps or (solver.config.max_steps if tries else solver.steps)
         job = _Job(desk, inputs, budget, fallback, tries, watched, self.loop.time() + self.timeout)
         desk.under_way += 1

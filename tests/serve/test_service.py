@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -193,6 +194,29 @@ def test_a_service_searches_by_itself_where_its_shelf_does() -> None:
             answers = [await service.solve("sudoku", solver.domain.format(each.inputs)) for each in refused]
             assert answers and all(answer.steps == solver.patience for answer in answers if answer.tries)
             assert sum(answer.tries > 0 for answer in answers) >= len(answers) / 2
+
+    asyncio.run(run())
+
+
+def test_a_service_looks_through_likely_answers() -> None:
+    shelf = Shelf(["arithmetic-3-5"], search=None)
+    solver = shelf["arithmetic-3-5"]
+    puzzles = [solver.domain.format(row) for row in solver.domain.sample(7, 80)[0]]
+    refused = [a for a in Solver("arithmetic-3-5", steps=solver.patience).solve_many(puzzles) if not a.verified]
+
+    async def run() -> None:
+        async with Service(shelf) as service:
+            asked = [solver.domain.format(each.inputs) for each in refused]
+            answers = [await service.solve("arithmetic", puzzle) for puzzle in asked]
+            found = [answer for answer in answers if answer.tries]
+            assert len(found) >= len(answers) / 4 and len({answer.tries for answer in found}) > 1
+            for answer in answers:
+                assert bool(answer.verified) == bool(solver.domain.check(answer.inputs[None], answer.tokens[None])[0])
+                assert answer.verified or not answer.tries
+            assert all(f"finds likely (try {answer.tries}, 0 more ACT steps)" in answer.note for answer in found)
+            assert all(not np.array_equal(answer.tokens, answer.trace[-1].answer) for answer in found)
+            none = [await service.solve("arithmetic", puzzle, search=0) for puzzle in asked]
+            assert not any(answer.tries for answer in none)
 
     asyncio.run(run())
 

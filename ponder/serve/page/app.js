@@ -100,7 +100,7 @@ function sayHalting() {
   const thoughts = player.frames.filter(({ kind }) => kind === "step");
   const last = thoughts.at(-1);
   const spent = last.step === (Number($("steps").value) || model.budget);
-  const why = model.halting === "asked" && !spent ? "as many as the puzzle asks for" : last.valid ? "the checker accepted" : answer.tries ? "the checker refused them all, and cells were filled in on trial" : "the step budget was spent";
+  const why = model.halting === "asked" && !spent ? "as many as the puzzle asks for" : last.valid ? "the checker accepted" : answer.tries ? "the checker refused them all, and others were tried" : "the step budget was spent";
   const own = thoughts.find(({ confidence }) => confidence > 0.5);
   const alone = last.confidence === null ? "" : own ? ` On its own the model would have stopped after step ${own.step}.` : " On its own the model would not have stopped yet.";
   $("halting").textContent = `Halted after ${count(last.step, "step")}: ${why}.${alone}`;
