@@ -373,6 +373,8 @@ class TraceResult(Measurement):
     right: list[float]
     residual: list[Quantiles]
     stretch: list[Quantiles]
+    bounded: list[float]
+    """The share of positions where the bound acted; 0 where there is none."""
     table: SettledRight
     explained: tuple[float, float]
     trajectories: list[Trajectory]

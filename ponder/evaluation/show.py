@@ -274,12 +274,12 @@ def draw_search(result: SearchResult, path: Path) -> None:
 
 def print_trace(result: TraceResult, console: Console) -> None:
     title = f"{result.checkpoint.name} on {result.split}, n {result.n} (trained with {result.budget} steps)"
-    table = columns("step", "right %", "residual", "10-90%", "stretch", "10-90%", title=title)
-    for number, (right, moved, wide) in enumerate(zip(result.right, result.residual, result.stretch, strict=True), 1):
+    table = columns("step", "right %", "residual", "10-90%", "stretch", "10-90%", "bounded %", title=title)
+    every = zip(result.right, result.residual, result.stretch, result.bounded, strict=True)
+    for number, (right, moved, wide, bounded) in enumerate(every, 1):
         spread = (f"{q.low:.2g}-{q.high:.2g}" for q in (moved, wide))
-        table.add_row(
-            f"{number}", percent(right), f"{moved.median:.2g}", next(spread), f"{wide.median:.3g}", next(spread)
-        )
+        sizes = (f"{moved.median:.2g}", next(spread), f"{wide.median:.3g}", next(spread))
+        table.add_row(f"{number}", percent(right), *sizes, percent(bounded))
     console.print(table)
     cells = result.table
     table = columns(f"\nlast residual < {result.settled:g}", "right", "wrong")
@@ -288,7 +288,8 @@ def print_trace(result: TraceResult, console: Console) -> None:
     console.print(table)
     console.print(
         "[dim]medians over examples; residual: |z' - z| / |z| of a step; stretch: largest singular value of its "
-        f"Jacobian, {result.directions} directions, {result.rounds} rounds[/]"
+        f"Jacobian, {result.directions} directions, {result.rounds} rounds; bounded: positions whose last update of "
+        "z_L was larger than the bound allows[/]"
     )
 
 

@@ -16,7 +16,7 @@ from ponder.base.errors import UserError, at_least
 from ponder.evaluation.records import Judge, example_keys
 from ponder.evaluation.schema import Quantiles, SettledRight, TraceResult, Trajectory
 from ponder.evaluation.subject import Subject
-from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 
 Map = Callable[[Tensor], Tensor]
@@ -100,21 +100,25 @@ class Twin:
             self.model.update.exact = True
 
     def start(self) -> Tensor:
-        return self._flat(self.model.start(self.key, torch.float64).states)
+        return self.flat(self.model.start(self.key, torch.float64).states)
 
     def __call__(self, z: Tensor) -> Tensor:
-        return self.run(z)[0]
+        return self.flat(self.run(z).carry.states)
 
-    def run(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """The next states, and the logits."""
+    def run(self, z: Tensor) -> Step:
         size = (len(self.inputs), self.model.length, self.model.config.width)
         states = States.of(part.view(size) for part in z.chunk(self.model.config.states, dim=1))
         carry = Carry(states, torch.ones_like(self.key), self.key)
-        step = self.model(carry, self.inputs, self.rows)
-        return self._flat(step.carry.states), step.logits
+        step: Step = self.model(carry, self.inputs, self.rows)
+        return step
+
+    def bounded(self, step: Step) -> float:
+        """The share of positions, over all examples, whose last update of z_L the bound made smaller."""
+        tau = self.model.config.bound
+        return 0.0 if tau is None or step.ratio is None else float((step.ratio > tau).double().mean())
 
     @staticmethod
-    def _flat(states: States) -> Tensor:
+    def flat(states: States) -> Tensor:
         return torch.cat([z.flatten(1) for z in states.held], dim=1)
 
 
@@ -143,13 +147,14 @@ def trace(what: Subject, plan: TracePlan) -> TraceResult:
     )
     twin = Twin(what.model, inputs, what.model.table[task_ids], key)
     judge = Judge(what.domain, what.batch.inputs, what.batch.labels)
-    path, stretched, right = [twin.start()], [], []
+    path, stretched, right, bounded = [twin.start()], [], [], []
     for number in range(plan.steps):
         stretched.append(stretch(twin, path[-1], plan.directions, plan.rounds, plan.seed + number).cpu())
         with torch.no_grad():
-            after, logits = twin.run(path[-1])
-        path.append(after)
-        right.append(judge(logits.argmax(dim=-1).to(torch.uint8).cpu().numpy())[1])
+            step = twin.run(path[-1])
+        path.append(twin.flat(step.carry.states))
+        bounded.append(twin.bounded(step))
+        right.append(judge(step.logits.argmax(dim=-1).to(torch.uint8).cpu().numpy())[1])
     whole = torch.stack(path).cpu()
     moved = residuals(whole)
     settled, good = moved[-1] < plan.settled, torch.from_numpy(right[-1])
@@ -165,6 +170,7 @@ def trace(what: Subject, plan: TracePlan) -> TraceResult:
         right=[float(each.mean()) for each in right],
         residual=[Quantiles.of(each.tolist()) for each in moved],
         stretch=[Quantiles.of(each.tolist()) for each in stretched],
+        bounded=bounded,
         table=crossed(settled, good),
         explained=seen.explained,
         trajectories=[
@@ -182,6 +188,7 @@ def trace(what: Subject, plan: TracePlan) -> TraceResult:
 PROTOCOL = (
     "Every example runs the given number of ACT steps in float64, halting and noise off. Residual: |z' - z| / |z| of "
     "z_H and z_L at all positions. Stretch: largest singular value of the ACT step's Jacobian at the state that the "
-    "step starts from, by power iteration from sampled directions (a lower bound). Right: accepted by the domain's "
-    "rules, or equal to the label where there are none. Plane: the principal components of all states of all examples."
+    "step starts from, by power iteration from sampled directions (a lower bound). Bounded: the share of positions "
+    "whose last update of z_L in the step exceeded tau. Right: accepted by the domain's rules, or equal to the label "
+    "where there are none. Plane: the principal components of all states of all examples."
 )

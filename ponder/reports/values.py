@@ -48,8 +48,10 @@ class Quantity(Frozen):
 
     label: str = ""
     score: str | None = None
-    field: Literal["grad_norm", "seconds", "updates", "parameters", "residual", "stretch", "settled"] | None = None
-    """A quantity of a whole cell, which is no share of examples. Of the last three, which `after.trace` measures: that
+    field: (
+        Literal["grad_norm", "seconds", "updates", "parameters", "residual", "stretch", "settled", "bounded"] | None
+    ) = None
+    """A quantity of a whole cell, which is no share of examples. Of the last four, which `after.trace` measures: that
     of the step which reaches the training budget, the median over examples or their share."""
     task: str | None = None
     """Whose cell a field is of; without it, the study's only or first task's."""
@@ -136,10 +138,12 @@ def read(stored: CellResult, wanted: Quantity, clock: Clock | None = None) -> Va
 
 
 def _field(stored: CellResult, field: str) -> Value | None:
-    if field in ("residual", "stretch", "settled"):
+    if field in ("residual", "stretch", "settled", "bounded"):
         trace = stored.after.trace
         if trace is None:
             return None
+        if field == "bounded":
+            return None if trace.bounded is None else Value(trace.bounded[-1])
         settled = trace.table["settled_right"] + trace.table["settled_wrong"]
         return Value(settled / trace.n if field == "settled" else getattr(trace, field)[-1].median)
     values = {

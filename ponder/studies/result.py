@@ -173,6 +173,8 @@ class Traced(Kept):
     right: list[float]
     residual: list[Spread]
     stretch: list[Spread]
+    bounded: list[float] | None = None
+    """The share of positions where the bound acted; None in a trace of before it was measured."""
     table: dict[str, int]
     """settled_right, settled_wrong, moving_right, moving_wrong -> examples, after the last step."""
 

@@ -137,6 +137,8 @@ def test_the_bound_and_the_gate_show(dataset: Dataset) -> None:
     plan = TracePlan(3, rounds=2, directions=1)
     loose, tight = (traced(dataset, plan, bound=bound).residual[-1].median for bound in (None, 0.05))
     assert tight < loose
+    for bound, acts in ((None, 0.0), (1e9, 0.0), (1e-9, 1.0)):
+        assert traced(dataset, plan, bound=bound).bounded == [acts] * 3
     whole = traced(dataset, plan)
     cells = whole.table.as_data()
     assert sum(cells.values()) == whole.n == 12 and len(whole.right) == len(whole.stretch) == 3

@@ -77,7 +77,8 @@ def test_one_command_fills_the_row_of_the_main_table(endpoint: str, tmp_path: Pa
     for model in ("random-llama", SOLVES):
         assert cli.main(["eval-llm", *words, "--model", model, "--results", str(results / "llm")]) == 0
     wanted = {task.task: task for task in llm_tasks(study, "smoke")}
-    assert wanted["arc1"].attempts == 2 and wanted["life"].attempts == 1
+    assert {task.task: task.attempts for task in llm_tasks(study, "paper")}["arc1"] == 2
+    assert {task.attempts for task in wanted.values()} == {1}
     assert wanted["life"].splits == ("in_range", "plus_1", "plus_2", "plus_3", "plus_10", "unseen")
 
     # The trainings of the study, on the data that the language model was asked about.
@@ -89,7 +90,7 @@ def test_one_command_fills_the_row_of_the_main_table(endpoint: str, tmp_path: Pa
             store.write(CellResult.model_validate({**raw, "data_hash": data_hash}))
     found = entries(gather(study, "smoke", results, llm=True), page_of(study))
     rows = {(each.row, each.column): each.ours for each in found}
-    for column in ("Arithmetic ID", "Life OOD", "Maze", "Sudoku", "ARC-AGI-1 pass@1", "ARC-AGI-2 pass@2"):
+    for column in ("Arithmetic ID", "Life OOD", "Maze", "Sudoku"):
         garbage, right = rows["random-llama", column], rows[SOLVES, column]
         assert garbage is not None and right is not None
         assert garbage.value == 0 and right.value == (1 if column == "Sudoku" else 0), column

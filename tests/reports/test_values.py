@@ -14,6 +14,7 @@ from ponder.reports.findings import (
     Finding,
     judge,
 )
+from ponder.reports.llms import LlmSplit
 from ponder.reports.pages import gather, make
 from ponder.reports.tables import entries
 from ponder.reports.values import Clock, Quantity, compare, read
@@ -136,6 +137,20 @@ def test_arc_votes_are_read_at_the_budget_and_at_the_end() -> None:
 
     assert (value(), value(way="end")) == (0.25, 0.5)
     assert value(checkpoint="peak") is value(way="best_step") is value(weights="online") is None
+
+
+def test_what_a_language_model_solved_of_arc_is_a_share_of_tasks_and_not_of_their_tests() -> None:
+    whole = LlmSplit.model_validate(
+        {
+            "n": 30,
+            "complete": True,
+            "exact": {"value": 0.5},
+            "passes": {"all_test_inputs": {"pass@1": {"value": 0.25}}},
+            "tasks": 20,
+        }
+    )
+    assert (whole.share("pass@1"), whole.share("exact")) == ((0.25, 20), (0.5, 30))
+    assert whole.share("pass@2") is whole.share("valid") is None
 
 
 def test_a_search_is_read_by_rule_and_split_and_compared_example_by_example(tmp_path: Path) -> None:
