@@ -30,7 +30,8 @@ _SPLITS = "|".join(f"{restarts}x{depth}" for restarts, depth in SEARCHES)
 Searched = Annotated[str, Field(pattern=f"^{SEARCH}({'|'.join(get_args(Select))}) ({_SPLITS})$")]
 """`search residual 4x1`: the rule, the restarts, and the depth of each in ACT budgets."""
 Way = Literal["budget", "end", "best_step", "best_full", "halting"] | int | Searched
-"""Where the last checkpoint's answer is taken: a number is that forced ACT step, end the last one measured."""
+"""Where the last checkpoint's answer is taken: a number is that forced ACT step, end the last one that the study asks
+for."""
 
 
 class Score(Frozen):
@@ -160,7 +161,8 @@ def _passes(stored: CellResult, split: str, metric: str, wanted: Quantity) -> Va
     profile = stored.after.profile(wanted.weights, split)
     if profile is None or profile.arc is None or wanted.checkpoint != "last" or wanted.show != "value":
         return None
-    step = {"budget": stored.after.budget, "end": stored.after.steps}.get(str(wanted.way))
+    known = {"budget": stored.after.budget, "end": stored.after.steps}
+    step = wanted.way if isinstance(wanted.way, int) else known.get(wanted.way)
     votes = next((votes for votes in profile.arc.at_step if votes.step == step), None)
     return None if votes is None else Value(votes.all_test_inputs[metric].value, profile.arc.tasks)
 
@@ -306,8 +308,17 @@ class StudyResults:
     def readings(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> dict[int, Value]:
         if variant not in self.study.variants:
             raise unknown(f"variant of {self.study.name}", variant, self.study.variants)
-        every = {s: read(c, wanted, clock) for s, c in self.stored(self.task_of(wanted), variant).items()}
+        cells = self.stored(self.task_of(wanted), variant)
+        every = {s: read(c, self._asked(wanted, c), clock) for s, c in cells.items()}
         return {seed: reading for seed, reading in every.items() if reading is not None}
+
+    def _asked(self, wanted: Quantity, stored: CellResult) -> Quantity:
+        """The end is the last step that this study asks for; another one may have measured the training deeper."""
+        last = self.study.measured(self.scale).steps or stored.after.budget
+        if last >= stored.after.steps or "end" not in (wanted.way, wanted.minus):
+            return wanted
+        ways = {name: last for name in ("way", "minus") if getattr(wanted, name) == "end"}
+        return wanted.model_copy(update=ways)
 
     def estimate(self, variant: str, wanted: Quantity, clock: Clock | None = None) -> Estimate | None:
         found = list(self.readings(variant, wanted, clock).values())

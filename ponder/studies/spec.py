@@ -166,7 +166,7 @@ class Study(Frozen):
                 variant=variant,
                 seed=seed,
                 config=config.model_copy(update={"seed": seed}),
-                after=_shallow(plan.after or self.after) if is_smoke(scale) else plan.after or self.after,
+                after=self.measured(scale),
                 threads=plan.threads,
             )
             for seed in (every[:1] if is_smoke(scale) else every)
@@ -174,6 +174,11 @@ class Study(Frozen):
             if seed in seeds[task]
             for variant, config in variants.items()
         ]
+
+    def measured(self, scale: str) -> After:
+        """What it asks for once a training is over."""
+        after = self.scale(scale).after or self.after
+        return _shallow(after) if is_smoke(scale) else after
 
     def _tasks(self, scale: str) -> dict[str, StudyTask]:
         """The study's tasks, each with what the study changes in it."""

@@ -122,6 +122,24 @@ def test_evaluations_do_not_count_as_training_time(tmp_path: Path) -> None:
     assert found is not None and found.value == pytest.approx(0.7)
 
 
+def test_the_end_is_the_last_step_that_the_study_asks_for_however_deep_another_one_looked(tmp_path: Path) -> None:
+    asked = two(after={"steps": 6})
+    deeper = two(after={"steps": 9})
+    write(deeper, tmp_path, known)
+    results = gather(asked, "mini", tmp_path, False)
+    of = Quantity(score="Sudoku", way="end")
+    stored = results.stored("sudoku", "a")
+    sixth = {seed: cell.after.ema.splits["test"].valid[5] for seed, cell in stored.items() if cell.after.ema}
+    assert {seed: found.value for seed, found in results.readings("a", of).items()} == sixth
+    assert all(cell.after.steps == 9 for cell in stored.values())
+    last = gather(deeper, "mini", tmp_path, False).readings("a", of)
+    assert all(found.value > sixth[seed] and found.bits is not None for seed, found in last.items())
+    gained = results.readings("a", of.model_copy(update={"minus": "budget"}))
+    at_budget = results.readings("a", Quantity(score="Sudoku"))
+    for seed, found in gained.items():
+        assert found.value == pytest.approx(sixth[seed] - at_budget[seed].value)
+
+
 def test_arc_votes_are_read_at_the_budget_and_at_the_end() -> None:
     def voted(step: int, value: float) -> dict[str, Any]:
         return {"step": step, "all_test_inputs": {"pass@2": {"value": value}}}
