@@ -39,6 +39,7 @@ NAMES = [
     "stability-inside",
     "bound",
     "depth-beyond",
+    "learning-rates",
 ]
 
 
@@ -71,7 +72,7 @@ def test_study_is_valid_at_both_scales(name: str) -> None:
 def test_three_seeds_or_more_where_promised_and_one_elsewhere() -> None:
     three = {"gradient-path", "physical-batch", "stabilization", "hierarchy", "halting", "newer-ideas", *MEASURED_AGAIN}
     three |= {"arithmetic-labels", "capacity", "depth-curriculum", "life-dynamics", "test-time-scaling"}
-    three |= {"bound", "depth-beyond", "joint-training"}
+    three |= {"bound", "depth-beyond", "joint-training", "learning-rates"}
     for name in NAMES:
         plan = study.load(name).scale("mini")
         assert len(plan.seeds) >= 3 if name in three else len(plan.seeds) == 1
