@@ -3,7 +3,10 @@
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -12,6 +15,7 @@ import torch
 from ponder import data
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
+from ponder.training import curves, rows
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -63,6 +67,29 @@ def tiny(**overrides: dict[str, object]) -> Config:
     for section, values in overrides.items():
         base[section] = {**base[section], **values}
     return resolve("sudoku-mini", "ponder", base)
+
+
+DRAW = curves.draw_curves
+"""With all that takes time."""
+
+
+def sketched(*args: Any) -> None:
+    """curves.png, with all that is put into the figure, but not rendered."""
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"not rendered"))
+        DRAW(*args)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ends() -> Iterator[None]:
+    """Without what takes longer than the training of a test: the measured peak is that of a moment, and curves are
+    rendered where a test is about them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "matmul_peak", partial(rows.matmul_peak, seconds=0.005))
+        patch.setattr(curves, "draw_curves", sketched)
+        yield
 
 
 @pytest.fixture(scope="session")
