@@ -5,8 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import psutil
@@ -20,7 +18,7 @@ from ponder.cli import main
 from ponder.training import launch
 from ponder.training.launch import Asked, Layout, choose
 from tests.conftest import tiny
-from tests.support.processes import start, start_ranks
+from tests.support.processes import Started, by_ranks, start
 
 LONG = 10**9
 WORDS = ["--data.train", "300", "--data.val", "40", "--data.test", "50", "--train.batch", "32", "--eval.examples", "40"]
@@ -84,21 +82,8 @@ def test_a_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert cores.usable() == expected
 
 
-def run(folder: Path, *words: str) -> ForkServerProcess:
-    """What it prints goes into the folder's file `said`."""
+def run(folder: Path, *words: str) -> Started:
     return start([*TRAIN, *words, "--out", "run"], folder / "said", folder=folder)
-
-
-def ended(process: ForkServerProcess, folder: Path) -> tuple[int | None, str]:
-    """With which code, and what it said."""
-    process.join()
-    return process.exitcode, (folder / "said").read_text(encoding="utf-8")
-
-
-def wait_for_update(process: ForkServerProcess, folder: Path, beginning: str) -> None:
-    while not any(line.startswith(beginning) for line in (folder / "said").read_text(encoding="utf-8").splitlines()):
-        assert process.is_alive()
-        time.sleep(0.02)
 
 
 def stored(folder: Path) -> dict[str, object]:
@@ -118,14 +103,12 @@ def test_the_plain_command_goes_on_as_it_began_bit_for_bit(place: Path, tmp_path
     """Two processes, stopped and started again without a word about processes, end where an unbroken run does."""
     (tmp_path / "data").symlink_to(place / "data")
     short = ("--train.updates", "5", "--train.warmup", "1", "--train.eval_every", "5")
-    code, out = ended(run(tmp_path, *short, "--processes", "2", "--max-updates", "2"), tmp_path)
-    assert code == 0 and stored(tmp_path)["ranks"] == 2, out
-    code, out = ended(run(tmp_path, *short), tmp_path)
-    assert code == 0 and "2 processes" in out, out
+    first = run(tmp_path, *short, "--processes", "2", "--max-updates", "2")
+    assert first.ended() == 0 and stored(tmp_path)["ranks"] == 2, first.said
+    again = run(tmp_path, *short)
+    assert again.ended() == 0 and "2 processes" in again.said, again.said
     unbroken = [*TRAIN, *short, "--data-dir", str(place / "data"), "--out", str(tmp_path / "whole")]
-    for rank in start_ranks(unbroken, tmp_path / "unbroken", 2):
-        rank.join()
-        assert rank.exitcode == 0
+    by_ranks(unbroken, tmp_path / "unbroken", 2)
     ends = [checkpoint.newest(tmp_path / name / "checkpoints") for name in ("run", "whole")]
     first, second = (load_file(end.path / "weights.safetensors") for end in ends if end is not None)
     assert first.keys() == second.keys() and all((first[k] == second[k]).all() for k in first)
@@ -133,9 +116,10 @@ def test_the_plain_command_goes_on_as_it_began_bit_for_bit(place: Path, tmp_path
 
 def test_a_mistake_is_told_once(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(place / "data")
-    code, out = ended(run(tmp_path, "--train.batch", "33", "--processes", "2"), tmp_path)
-    about, *err = out.splitlines()
-    assert code == 2 and about.startswith("on 2 processes")
+    refused = run(tmp_path, "--train.batch", "33", "--processes", "2")
+    assert refused.ended() == 2
+    about, *err = refused.said.splitlines()
+    assert about.startswith("on 2 processes")
     assert len(err) == 1 and "cannot be shared by 2 ranks" in err[0]
 
 
@@ -143,17 +127,14 @@ def test_an_interrupt_saves_and_a_killed_process_is_named(place: Path, tmp_path:
     (tmp_path / "data").symlink_to(place / "data")
     config = ("--processes", "2", "--train.log_every", "1")
     going = run(tmp_path, *config)
-    wait_for_update(going, tmp_path, "update 1 ")
-    assert going.pid is not None
+    going.wait_for("update 1 ")
     os.kill(going.pid, signal.SIGINT)
-    code, out = ended(going, tmp_path)
-    assert code == 0 and "saved. Go on with" in out and "Traceback" not in out, out
+    assert going.ended() == 0 and "saved. Go on with" in going.said and "Traceback" not in going.said, going.said
 
     going = run(tmp_path, *config)
-    wait_for_update(going, tmp_path, "update ")
+    going.wait_for("update ")
     psutil.Process(going.pid).children()[-1].kill()
-    code, out = ended(going, tmp_path)
-    assert code == 2 and "was killed (signal 9" in out and "Traceback" not in out, out
+    assert going.ended() == 2 and "was killed (signal 9" in going.said and "Traceback" not in going.said, going.said
 
 
 @pytest.mark.parametrize("through", ["ponder", "torchrun"])

@@ -32,7 +32,7 @@ from ponder.training.loop import Depth, Limits, Outcome, halted
 from ponder.training.rows import evaluation_row
 from ponder.training.runs import open_folder, train_in
 from tests.conftest import DRAW, tiny
-from tests.support.processes import start, start_ranks
+from tests.support.processes import by_ranks, start, start_ranks
 from tests.support.rounding import DRAWS, agree, apart, nudge, spread
 
 HERE = Runtime(torch.device("cpu"))
@@ -155,19 +155,16 @@ def test_kill_9_at_random_moments(whole: Path, data_dir: Path, tmp_path: Path) -
     shuffled = random.Random(0)
     for kill in range(4):
         before, written = len(read_log(log)), kill % 2 == 0  # every other one in the middle of writing a checkpoint
-        process = start(words_of(folder, data_dir, tiny()), said, {"OMP_NUM_THREADS": "1"})
-        while process.is_alive() and len(read_log(log)) <= before + written:
+        training = start(words_of(folder, data_dir, tiny()), said)
+        while training.process.is_alive() and len(read_log(log)) <= before + written:
             if written and any(folder.glob("checkpoints/.*.part")):
                 break
             time.sleep(0.002)
         time.sleep(shuffled.random() * 0.03)
-        process.kill()
-        process.join()
-        assert process.exitcode in (0, -signal.SIGKILL), said.read_text(encoding="utf-8")
-    assert process.exitcode == -signal.SIGKILL and checkpoint.listed(folder / "checkpoints"), "nothing to go on from"
-    process = start(words_of(folder, data_dir, tiny()), said, {"OMP_NUM_THREADS": "1"})
-    process.join()
-    assert process.exitcode == 0, said.read_text(encoding="utf-8")
+        assert training.ended(0) in (0, -signal.SIGKILL), training.said
+    assert training.ended() == -signal.SIGKILL and checkpoint.listed(folder / "checkpoints"), "nothing to go on from"
+    training = start(words_of(folder, data_dir, tiny()), said)
+    assert training.ended() == 0, training.said
     assert rows(folder) == rows(whole)
     assert same(final(folder), final(whole))
 
@@ -289,23 +286,13 @@ def torchrun(folder: Path, data_dir: Path, config: Config, ranks: int, *more: st
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def by_ranks(folder: Path, data_dir: Path, config: Config, count: int, *more: str) -> None:
-    """As by torchrun, without the seconds that it takes."""
-    said = folder.with_suffix(".said")
-    ranks = start_ranks([*words_of(folder, data_dir, config), *more], said, count)
-    for rank, process in enumerate(ranks):
-        process.join(240)
-        process.kill()
-        assert process.exitcode == 0, said.with_suffix(f".{rank}").read_text(encoding="utf-8")[-2000:]
-
-
 def test_two_ranks_are_one(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
     """Same gradients, table and examples in the same slots, for 50 updates; evaluation counts each example once."""
     config = tiny(train=STILL)
     one_rank, two_ranks = gradients(config, tmp_path / "a", data_dir), _first_update(config, tmp_path / "b", data_dir)
     close(two_ranks, one_rank, moved(config, tmp_path, data_dir))
     run(config, tmp_path / "one", data_dir)
-    by_ranks(tmp_path / "two", data_dir, config, 2)
+    by_ranks(words_of(tmp_path / "two", data_dir, config), tmp_path / "said", 2)
     one, two = final(tmp_path / "one"), final(tmp_path / "two")
     for name in ("ids", "refills", "steps"):
         joined = torch.cat([two[f"carry-{rank}.safetensors/{name}"] for rank in (0, 1)])
@@ -314,7 +301,7 @@ def test_two_ranks_are_one(dataset: Dataset, data_dir: Path, tmp_path: Path) -> 
 
 
 def _first_update(config: Config, folder: Path, data_dir: Path) -> dict[str, torch.Tensor]:
-    by_ranks(folder, data_dir, config, 2, "--max-updates", "1")
+    by_ranks([*words_of(folder, data_dir, config), "--max-updates", "1"], folder.with_suffix(".said"), 2)
     return held_gradients(folder)
 
 
@@ -337,12 +324,11 @@ def test_a_rank_that_survives_another_ends_with_one_line(dataset: Dataset, data_
         folder, said = tmp_path / str(victim), tmp_path / f"said-{victim}"
         ranks = start_ranks(words_of(folder, data_dir, config), said, 2)
         while len(read_log(folder / "metrics.jsonl")) < 5:
-            assert all(each.is_alive() for each in ranks)
+            assert all(each.process.is_alive() for each in ranks)
             time.sleep(0.05)
-        ranks[victim].kill()
-        ranks[1 - victim].join()
-        err = said.with_suffix(f".{1 - victim}").read_text(encoding="utf-8")
-        assert ranks[1 - victim].exitcode == 3, err
+        ranks[victim].process.kill()
+        code, err = ranks[1 - victim].ended(), ranks[1 - victim].said
+        assert code == 3, err
         assert f"rank {1 - victim} of 2 ends because another rank is gone" in err and err.count("\n") == 1, err
 
 
@@ -435,14 +421,11 @@ def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, t
     folder = tmp_path / "r"
     config = tiny(train={"updates": 100_000, "warmup": 2, "eval_every": 100_000, "save_every": 100_000})
     words = [w for w in words_of(folder, data_dir, config) if w != "--quiet"]
-    process = start(words, tmp_path / "said", {"OMP_NUM_THREADS": "1"})
-    while len(read_log(folder / "metrics.jsonl")) < 1 and process.is_alive():
+    training = start(words, tmp_path / "said")
+    while len(read_log(folder / "metrics.jsonl")) < 1 and training.process.is_alive():
         time.sleep(0.05)
-    assert process.pid is not None
-    os.kill(process.pid, signal.SIGINT)
-    process.join(60)
-    out = (tmp_path / "said").read_text(encoding="utf-8")
-    assert process.exitcode == 0 and f"ponder train --resume {folder}" in out
+    os.kill(training.pid, signal.SIGINT)
+    assert training.ended(60) == 0 and f"ponder train --resume {folder}" in training.said
     assert checkpoint.newest(folder / "checkpoints") is not None
 
 
