@@ -16,6 +16,7 @@ from ponder import data
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 from ponder.training import curves, rows
+from tests import THREADS
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -26,8 +27,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("not tested: " + "; ".join(f"{reason} ({n})" for reason, n in reasons.items()))
 
 
-THREADS = os.environ.get("PONDER_TEST_THREADS", "1")
-os.environ["OMP_NUM_THREADS"] = THREADS  # what `ponder train` takes, in this process and in those that tests start
 torch.set_num_threads(int(THREADS))
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow now and then
 hypothesis.settings.load_profile("any machine")
