@@ -1,6 +1,8 @@
-"""`ponder` in processes of their own that start at once: forked from one that has imported what a training needs."""
+"""`ponder` in processes of their own that start at once: forked from one that has imported what they need."""
 
 import os
+import re
+import signal
 import socket
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 
 FORKING = get_context("forkserver")
 FORKING.set_forkserver_preload(
-    ["ponder.cli", "ponder.commands.train", "ponder.training.launch", "ponder.training.runs"]
+    ["ponder.cli", "ponder.training.launch", "ponder.training.runs", "ponder.commands.serve"]
 )
 
 
@@ -31,11 +33,15 @@ class Started:
     def said(self) -> str:
         return self.file.read_text(encoding="utf-8")
 
-    def wait_for(self, beginning: str) -> None:
-        """Until it has said a line that begins so."""
-        while not any(line.startswith(beginning) for line in self.said.splitlines()):
+    def wait_for(self, pattern: str) -> str:
+        """What it says of this form, once it has."""
+        while (found := re.search(pattern, self.said, flags=re.M)) is None:
             assert self.process.is_alive(), self.said
             time.sleep(0.02)
+        return found[0]
+
+    def send(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
 
     def ended(self, seconds: float = 240) -> int:
         """The code it ends with by then."""

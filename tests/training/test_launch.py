@@ -127,12 +127,12 @@ def test_an_interrupt_saves_and_a_killed_process_is_named(place: Path, tmp_path:
     (tmp_path / "data").symlink_to(place / "data")
     config = ("--processes", "2", "--train.log_every", "1")
     going = run(tmp_path, *config)
-    going.wait_for("update 1 ")
-    os.kill(going.pid, signal.SIGINT)
+    going.wait_for("^update 1 ")
+    going.send(signal.SIGINT)
     assert going.ended() == 0 and "saved. Go on with" in going.said and "Traceback" not in going.said, going.said
 
     going = run(tmp_path, *config)
-    going.wait_for("update ")
+    going.wait_for("^update ")
     psutil.Process(going.pid).children()[-1].kill()
     assert going.ended() == 2 and "was killed (signal 9" in going.said and "Traceback" not in going.said, going.said
 

@@ -424,7 +424,7 @@ def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, t
     training = start(words, tmp_path / "said")
     while len(read_log(folder / "metrics.jsonl")) < 1 and training.process.is_alive():
         time.sleep(0.05)
-    os.kill(training.pid, signal.SIGINT)
+    training.send(signal.SIGINT)
     assert training.ended(60) == 0 and f"ponder train --resume {folder}" in training.said
     assert checkpoint.newest(folder / "checkpoints") is not None
 
