@@ -3,7 +3,10 @@
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -12,6 +15,8 @@ import torch
 from ponder import data
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
+from ponder.training import curves, rows
+from tests import THREADS
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -22,8 +27,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line("not tested: " + "; ".join(f"{reason} ({n})" for reason, n in reasons.items()))
 
 
-THREADS = os.environ.get("PONDER_TEST_THREADS", "1")
-os.environ["OMP_NUM_THREADS"] = THREADS  # what `ponder train` takes, in this process and in those that tests start
 torch.set_num_threads(int(THREADS))
 hypothesis.settings.register_profile("any machine", deadline=None)  # a busy one is slow now and then
 hypothesis.settings.load_profile("any machine")
@@ -63,6 +66,29 @@ def tiny(**overrides: dict[str, object]) -> Config:
     for section, values in overrides.items():
         base[section] = {**base[section], **values}
     return resolve("sudoku-mini", "ponder", base)
+
+
+DRAW = curves.draw_curves
+"""With all that takes time."""
+
+
+def sketched(*args: Any) -> None:
+    """curves.png, with all that is put into the figure, but not rendered."""
+    from matplotlib.figure import Figure
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, file, **_: file.write(b"not rendered"))
+        DRAW(*args)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_ends() -> Iterator[None]:
+    """Without what takes longer than the training of a test: the measured peak is that of a moment, and curves are
+    rendered where a test is about them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows, "matmul_peak", partial(rows.matmul_peak, seconds=0.005))
+        patch.setattr(curves, "draw_curves", sketched)
+        yield
 
 
 @pytest.fixture(scope="session")

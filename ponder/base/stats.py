@@ -330,6 +330,8 @@ def f_quantile(p: float, a: float, b: float) -> float:
     low, high = 0.0, 1.0
     for _ in range(200):
         middle = (low + high) / 2
+        if middle in (low, high):
+            break  # two neighbours
         low, high = (middle, high) if incomplete_beta(middle, a / 2, b / 2) < p else (low, middle)
     x = (low + high) / 2
     return math.inf if x >= 1 else x * b / (a * (1 - x))

@@ -8,6 +8,8 @@ import difflib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -178,9 +180,15 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
+@lru_cache(maxsize=256)
+def _parsed(text: str) -> Any:
+    """Studies put the same few presets together hundreds of times."""
+    return yaml.load(text, _Loader)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     try:
-        data = yaml.load(files.read(path, LARGEST).decode(), _Loader)
+        data = deepcopy(_parsed(files.read(path, LARGEST).decode()))
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, ValueError) as error:

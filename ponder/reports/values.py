@@ -108,9 +108,10 @@ def _scores(own: Path) -> dict[str, Score]:
 
 
 def score_of(name: str) -> Score:
-    if name not in scores():
-        raise unknown("score", name, scores())
-    return scores()[name]
+    known = scores()
+    if name not in known:
+        raise unknown("score", name, known)
+    return known[name]
 
 
 # One cell -------------------------------------------------------------------------------------------------------------

@@ -23,11 +23,16 @@ def test_the_stored_files_are_current() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is old: run `python -m tools.reference`"
 
 
+@pytest.fixture(scope="module")
+def page() -> str:
+    return reference.page()
+
+
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_option_that_help_shows_is_on_the_page(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_option_that_help_shows_is_on_the_page(verb: str, page: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser = parser_of(verb)
     assert isinstance(parser, argparse.ArgumentParser) and parser.prog == f"ponder {verb}"
-    _, _, rest = reference.page().partition(f"### ponder {verb}\n")
+    _, _, rest = page.partition(f"### ponder {verb}\n")
     section = rest.partition("\n### ")[0]
     parser.print_help()
     for word in capsys.readouterr().out.split():

@@ -312,7 +312,7 @@ def test_a_search_by_supposition_is_one_puzzle_after_the_other() -> None:
     """Against the plain run and each supposition alone; what it finds solves the puzzle itself."""
     opened = open_weights("sudoku-6x6")
     assert opened.domain is not None
-    inputs, _ = opened.domain.sample(5, 60)
+    inputs, _ = opened.domain.sample(5, 20)
     plan = SearchPlan(7, 1, 0.0, vary="suppose")
     found = search(opened.model, opened.domain, inputs, plan, slots=1)  # as alone, to the same bits
     assert (found.restart > 0).any() and not found.accepted.all(), "else this shows nothing"
@@ -353,7 +353,7 @@ def test_a_search_among_likely_answers_ends_at_the_first_right_one() -> None:
     opened = open_weights("arithmetic-3-5")
     domain = opened.domain
     assert domain is not None
-    inputs, _ = domain.sample(5, 150)
+    inputs, _ = domain.sample(5, 50)
     plan = SearchPlan(6, 1, 0.0, vary="likely")
     found = search(opened.model, domain, inputs, plan, slots=1)
     assert (found.restart > 0).any() and not found.accepted.all(), "else this shows nothing"

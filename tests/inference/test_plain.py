@@ -144,13 +144,13 @@ def test_a_refused_puzzle_is_searched_as_by_the_usual_solver() -> None:
 
 def test_a_refused_expression_gets_the_answers_that_are_likely() -> None:
     plain, usual = solver("arithmetic-3-5", None, "cpu", None, None), Solver("arithmetic-3-5", search=None)
-    puzzles = [plain.domain.format(each) for each in plain.domain.sample(4, 60)[0]]
-    both = zip(plain.solve_many(puzzles), usual.solve_many(puzzles), strict=True)
+    answered = usual.solve_tokens(list(plain.domain.sample(4, 200)[0]))
+    refused = [answer for answer in answered if answer.tries]
+    both = zip(plain.solve_tokens([answer.inputs for answer in refused]), refused, strict=True)
     same = [(a, b) for a, b in both if np.array_equal(a.trace[0].answer, b.trace[0].answer)]
     equal = [(a.text, a.note, a.verified, a.tries) == (b.text, b.note, b.verified, b.tries) for a, b in same]
-    assert sum(equal) >= len(equal) - 2  # where rounding does not turn which answer is likelier
-    found = [a for a, _ in same if a.tries]
-    assert found and all(a.verified and "checking what the model finds likely (try" in a.note for a in found)
+    assert len(same) > 4 and sum(equal) >= len(equal) - 1  # where rounding does not turn which answer is likelier
+    assert all(a.verified and "checking what the model finds likely (try" in a.note for a, _ in same)
 
 
 @pytest.mark.parametrize(

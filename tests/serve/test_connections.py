@@ -105,18 +105,17 @@ def test_no_page_of_another_site_can_ask(http: httpx.Client) -> None:
         assert http.get("/v1/models", headers={"Host": host}).status_code == 200, host
 
 
-def test_allowed_names_and_the_log(tmp_path: Path) -> None:
-    with (tmp_path / "log").open("w+", encoding="utf-8") as log:
-        with serving("--model", "sudoku-4x4", "--allow-host", "Puzzles.example", "--log", stderr=log) as named:
-            mine = {"Host": "puzzles.example", "Accept": "application/json, text/event-stream"}
-            hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
-            assert httpx.get(f"{named.url}/healthz", headers=mine).status_code == 200
-            assert httpx.get(f"{named.url}/v1/models?a=b", headers={"Host": "other.example"}).status_code == 421
-            assert httpx.post(f"{named.url}/mcp", json=hello, headers=mine).status_code == 200
-            named.popen.terminate()
-            named.popen.wait(30)
-        log.seek(0)
-        assert [line.split()[2:6] for line in log.read().splitlines()] == [
+def test_allowed_names_and_the_log() -> None:
+    with serving("--model", "sudoku-4x4", "--allow-host", "Puzzles.example", "--log") as named:
+        mine = {"Host": "puzzles.example", "Accept": "application/json, text/event-stream"}
+        hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
+        assert httpx.get(f"{named.url}/healthz", headers=mine).status_code == 200
+        assert httpx.get(f"{named.url}/v1/models?a=b", headers={"Host": "other.example"}).status_code == 421
+        assert httpx.post(f"{named.url}/mcp", json=hello, headers=mine).status_code == 200
+        named.started.send(signal.SIGTERM)
+        named.started.ended(30)
+        where, *log = named.started.said.splitlines()
+        assert where.startswith("serving") and [line.split()[2:6] for line in log] == [
             ["127.0.0.1", "GET", "/healthz", "200"],
             ["127.0.0.1", "GET", "/v1/models", "421"],
             ["127.0.0.1", "POST", "/mcp", "200"],
@@ -131,12 +130,12 @@ def test_told_to_end_it_answers_who_is_just_connecting() -> None:
         for raw in early:
             raw.sendall(request[:30])
         assert httpx.get(f"{ending.url}/healthz").status_code == 200  # by now it has them
-        ending.popen.send_signal(signal.SIGSTOP)
+        ending.started.send(signal.SIGSTOP)
         late = [dial(ending) for _ in range(20)]
         for raw in late[10:]:
             raw.sendall(request)
-        ending.popen.send_signal(signal.SIGTERM)
-        ending.popen.send_signal(signal.SIGCONT)
+        ending.started.send(signal.SIGTERM)
+        ending.started.send(signal.SIGCONT)
         time.sleep(0.2)
         for raw in early[5:]:
             raw.sendall(request[30:])
@@ -144,7 +143,7 @@ def test_told_to_end_it_answers_who_is_just_connecting() -> None:
             raw.sendall(request)
         assert {read_all(raw)[:12] for raw in early[:5]} == {b"HTTP/1.1 503"}
         assert {read_all(raw)[:12] for raw in (*early[5:], *late)} <= {b"HTTP/1.1 200", b"HTTP/1.1 503"}
-        assert ending.popen.wait(timeout=30) in (0, -signal.SIGTERM)
+        assert ending.started.ended(30) in (0, -signal.SIGTERM)
 
 
 def test_head_is_get_without_the_body(http: httpx.Client) -> None:

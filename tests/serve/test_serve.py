@@ -318,9 +318,9 @@ def test_shutdown_finishes_what_is_under_way(endless: Path) -> None:
             for event in read_events(response.iter_lines()):
                 events.append(event)
                 if len(events) == 1:
-                    ending.popen.send_signal(signal.SIGTERM)
+                    ending.started.send(signal.SIGTERM)
         assert [name for name, _ in events] == ["step"] * 60 + ["answer"]
-        assert ending.popen.wait(timeout=60) in (0, -signal.SIGTERM)
+        assert ending.started.ended(60) in (0, -signal.SIGTERM)
         with pytest.raises(httpx.ConnectError):
             httpx.get(ending.url + "/healthz")
 

@@ -1,6 +1,7 @@
 """An environment to install packages into, with the packages of this interpreter to borrow, without a network."""
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -10,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support import ROOT
-from tests.support.serving import serving
 
 RUNNER = """\
 import shlex, sys
@@ -92,6 +92,16 @@ class Scratch:
 
 @contextmanager
 def served(scratch: Scratch, *options: str) -> Iterator[str]:
-    """`ponder serve` in this environment: its address."""
-    with serving(*options, python=scratch.python, folder=scratch.folder, environment=scratch.environment) as server:
-        yield server.url
+    """`ponder serve` in this environment: its address, once it has said that."""
+    command = [scratch.python, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *options]
+    with subprocess.Popen(
+        command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, encoding="utf-8"
+    ) as server:
+        try:
+            assert server.stdout is not None
+            line = server.stdout.readline()
+            found = re.search(r"http://\S+", line)
+            assert found, f"the server said {line!r}"
+            yield found[0]
+        finally:
+            server.kill()

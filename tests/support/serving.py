@@ -1,18 +1,16 @@
 """`ponder serve` in a process of its own, and what it says of itself."""
 
-import os
-import re
 import socket
-import subprocess
-import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import httpx
+
+from tests.support.processes import Started, start
 
 GOOD = "1.....2..3.....4"
 """A 4x4 sudoku with one solution."""
@@ -21,32 +19,19 @@ GOOD = "1.....2..3.....4"
 @dataclass(frozen=True)
 class Server:
     url: str
-    popen: "subprocess.Popen[str]"
+    started: Started
 
 
 @contextmanager
-def serving(
-    *words: str | Path,
-    token: str = "",
-    stderr: IO[str] | None = None,
-    python: str | Path = sys.executable,
-    folder: Path | None = None,
-    environment: Mapping[str, str] = os.environ,
-) -> Iterator[Server]:
+def serving(*words: str | Path, token: str = "") -> Iterator[Server]:
     """The server, once it has said where it is."""
-    command = [python, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *words]
-    env = {**environment, "OMP_NUM_THREADS": "1", "PONDER_TOKEN": token}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, encoding="utf-8", cwd=folder, env=env
-    ) as popen:
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["serve", "--port", "0", "--threads", "1", *map(str, words)]
+        started = start(command, Path(folder) / "said", {"PONDER_TOKEN": token})
         try:
-            assert popen.stdout is not None
-            line = popen.stdout.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, f"the server said {line!r}"
-            yield Server(found[0], popen)
+            yield Server(started.wait_for(r"http://\S+"), started)
         finally:
-            popen.kill()
+            started.ended(0)
 
 
 def metrics(client: httpx.Client) -> dict[str, float]:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,12 +14,15 @@ from safetensors.torch import load_file
 from ponder import checkpoint
 from ponder.base import cores
 from ponder.base.errors import UserError
+from ponder.cli import main
 from ponder.training import launch
 from ponder.training.launch import Asked, Layout, choose
 from tests.conftest import tiny
+from tests.support.processes import Started, by_ranks, start
 
 LONG = 10**9
 WORDS = ["--data.train", "300", "--data.val", "40", "--data.test", "50", "--train.batch", "32", "--eval.examples", "40"]
+TRAIN = ["train", "sudoku-mini", *WORDS]
 
 
 @pytest.fixture
@@ -80,9 +82,8 @@ def test_a_quota_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         assert cores.usable() == expected
 
 
-def run(folder: Path, *words: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "ponder", "train", "sudoku-mini", *WORDS, *words, "--out", "run"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8")
+def run(folder: Path, *words: str) -> Started:
+    return start([*TRAIN, *words, "--out", "run"], folder / "said", folder=folder)
 
 
 def stored(folder: Path) -> dict[str, object]:
@@ -91,62 +92,55 @@ def stored(folder: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the data, so that each run is about training alone."""
     folder = tmp_path_factory.mktemp("launch")
-    subprocess.run([sys.executable, "-m", "ponder", "data", "build", "sudoku-mini", *WORDS[:6]], cwd=folder, check=True)
-    yield folder
+    assert main(["data", "build", "sudoku-mini", *WORDS[:6], "--data-dir", str(folder / "data")]) == 0
+    return folder
 
 
 def test_the_plain_command_goes_on_as_it_began_bit_for_bit(place: Path, tmp_path: Path) -> None:
     """Two processes, stopped and started again without a word about processes, end where an unbroken run does."""
     (tmp_path / "data").symlink_to(place / "data")
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "whole/data").symlink_to(place / "data")
     short = ("--train.updates", "5", "--train.warmup", "1", "--train.eval_every", "5")
-    assert run(tmp_path, *short, "--processes", "2", "--max-updates", "2").wait() == 0
-    assert stored(tmp_path)["ranks"] == 2
+    first = run(tmp_path, *short, "--processes", "2", "--max-updates", "2")
+    assert first.ended() == 0 and stored(tmp_path)["ranks"] == 2, first.said
     again = run(tmp_path, *short)
-    out, err = again.communicate()
-    assert again.returncode == 0 and "2 processes" in out, err
-    assert run(tmp_path / "whole", *short, "--processes", "2").wait() == 0
-    ends = [checkpoint.newest(f / "run/checkpoints") for f in (tmp_path, tmp_path / "whole")]
+    assert again.ended() == 0 and "2 processes" in again.said, again.said
+    unbroken = [*TRAIN, *short, "--data-dir", str(place / "data"), "--out", str(tmp_path / "whole")]
+    by_ranks(unbroken, tmp_path / "unbroken", 2)
+    ends = [checkpoint.newest(tmp_path / name / "checkpoints") for name in ("run", "whole")]
     first, second = (load_file(end.path / "weights.safetensors") for end in ends if end is not None)
     assert first.keys() == second.keys() and all((first[k] == second[k]).all() for k in first)
 
 
 def test_a_mistake_is_told_once(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(place / "data")
-    refused = run(tmp_path, "--processes", "3")
-    err = refused.communicate()[1]
-    assert refused.returncode == 2
-    assert err.count("cannot be shared by 3 ranks") == 1 and "Traceback" not in err and len(err.splitlines()) == 1
+    refused = run(tmp_path, "--train.batch", "33", "--processes", "2")
+    assert refused.ended() == 2
+    about, *err = refused.said.splitlines()
+    assert about.startswith("on 2 processes")
+    assert len(err) == 1 and "cannot be shared by 2 ranks" in err[0]
 
 
 def test_an_interrupt_saves_and_a_killed_process_is_named(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").symlink_to(place / "data")
     config = ("--processes", "2", "--train.log_every", "1")
     going = run(tmp_path, *config)
-    assert going.stdout is not None
-    while not going.stdout.readline().startswith("update 1 "):
-        assert going.poll() is None
-    going.send_signal(signal.SIGINT)
-    out, err = going.communicate()
-    assert going.returncode == 0 and "saved. Go on with" in out and "Traceback" not in err, err
+    going.wait_for("^update 1 ")
+    going.send(signal.SIGINT)
+    assert going.ended() == 0 and "saved. Go on with" in going.said and "Traceback" not in going.said, going.said
 
     going = run(tmp_path, *config)
-    assert going.stdout is not None
-    while not going.stdout.readline().startswith("update "):
-        assert going.poll() is None
+    going.wait_for("^update ")
     psutil.Process(going.pid).children()[-1].kill()
-    out, err = going.communicate()
-    assert going.returncode == 2 and "was killed (signal 9" in err and "Traceback" not in err, err
+    assert going.ended() == 2 and "was killed (signal 9" in going.said and "Traceback" not in going.said, going.said
 
 
 @pytest.mark.parametrize("through", ["ponder", "torchrun"])
 def test_ranks_end_saved_when_their_launcher_is_killed(place: Path, tmp_path: Path, through: str) -> None:
     (tmp_path / "data").symlink_to(place / "data")
-    train = ["-m", "ponder", "train", "sudoku-mini", *WORDS, "--train.log_every", "1", "--out", "run"]
+    train = ["-m", "ponder", *TRAIN, "--train.log_every", "1", "--out", "run"]
     started = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [*started, *train] if through == "torchrun" else [*train, "--processes", "2"]
     going = subprocess.Popen([sys.executable, *words], cwd=tmp_path, stdout=subprocess.PIPE, encoding="utf-8")

@@ -26,11 +26,13 @@ from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
+from ponder.training import curves
 from ponder.training.log import TIMING, read_log
 from ponder.training.loop import Depth, Limits, Outcome, halted
 from ponder.training.rows import evaluation_row
 from ponder.training.runs import open_folder, train_in
-from tests.conftest import tiny
+from tests.conftest import DRAW, tiny
+from tests.support.processes import by_ranks, start, start_ranks
 from tests.support.rounding import DRAWS, agree, apart, nudge, spread
 
 HERE = Runtime(torch.device("cpu"))
@@ -69,7 +71,9 @@ def resumes_exactly(config: Config, data_dir: Path, folder: Path) -> None:
 def whole(dataset: Dataset, data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An uninterrupted run."""
     folder = tmp_path_factory.mktemp("runs") / "whole"
-    assert run(tiny(), folder, data_dir).finished
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(curves, "draw_curves", DRAW)
+        assert run(tiny(), folder, data_dir).finished
     return folder
 
 
@@ -133,7 +137,8 @@ def test_stopping_and_resuming_is_exact(whole: Path, data_dir: Path, tmp_path: P
     assert same(final(tmp_path / "r"), final(whole))
 
 
-def command(folder: Path, data_dir: Path, config: Config) -> list[str]:
+def words_of(folder: Path, data_dir: Path, config: Config) -> list[str]:
+    """What to tell `ponder`."""
     overrides = [
         f"--{section}.{key}={json.dumps(value)}"
         for section, values in config.flat().items()
@@ -141,34 +146,25 @@ def command(folder: Path, data_dir: Path, config: Config) -> list[str]:
         for key, value in values.items()
         if key not in ("domain", "name")
     ]
-    return [
-        sys.executable, "-m", "ponder", "train", "sudoku-mini", "--out", str(folder), "--data-dir", str(data_dir),
-        "--quiet", *overrides,
-    ]  # fmt: skip
+    return ["train", "sudoku-mini", "--out", str(folder), "--data-dir", str(data_dir), "--quiet", *overrides]
 
 
 def test_kill_9_at_random_moments(whole: Path, data_dir: Path, tmp_path: Path) -> None:
     """Killed again and again, in updates and in checkpoint writes, it ends bit for bit where it should."""
-    folder, config = tmp_path / "r", tiny()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    shuffled, kills = random.Random(0), 0
-    for _ in range(30):
-        before = len(read_log(folder / "metrics.jsonl"))
-        process = subprocess.Popen(command(folder, data_dir, config), env=environment, stderr=subprocess.PIPE)
-        while process.poll() is None and len(read_log(folder / "metrics.jsonl")) <= before and kills < 4:
-            if any(folder.glob("checkpoints/.*.part")) and shuffled.random() < 0.5:
-                break  # in the middle of writing a checkpoint
+    folder, said, log = tmp_path / "r", tmp_path / "said", tmp_path / "r" / "metrics.jsonl"
+    shuffled = random.Random(0)
+    for kill in range(4):
+        before, written = len(read_log(log)), kill % 2 == 0  # every other one in the middle of writing a checkpoint
+        training = start(words_of(folder, data_dir, tiny()), said)
+        while training.process.is_alive() and len(read_log(log)) <= before + written:
+            if written and any(folder.glob("checkpoints/.*.part")):
+                break
             time.sleep(0.002)
-        if kills < 4:
-            time.sleep(shuffled.random() * 0.03)
-            if process.poll() is None:
-                process.send_signal(signal.SIGKILL)
-                kills += 1
-        stderr = process.communicate()[1].decode()
-        if process.returncode == 0:
-            break
-        assert process.returncode == -signal.SIGKILL, stderr
-    assert kills >= 2 and process.returncode == 0
+        time.sleep(shuffled.random() * 0.03)
+        assert training.ended(0) in (0, -signal.SIGKILL), training.said
+    assert training.ended() == -signal.SIGKILL and checkpoint.listed(folder / "checkpoints"), "nothing to go on from"
+    training = start(words_of(folder, data_dir, tiny()), said)
+    assert training.ended() == 0, training.said
     assert rows(folder) == rows(whole)
     assert same(final(folder), final(whole))
 
@@ -283,7 +279,7 @@ def torchrun(folder: Path, data_dir: Path, config: Config, ranks: int, *more: st
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = command(folder, data_dir, config)[1:]
+    words = ["-m", "ponder", *words_of(folder, data_dir, config)]
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(port)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*launch, *words, *more], env=environment, capture_output=True, encoding="utf-8", timeout=240)
@@ -296,7 +292,7 @@ def test_two_ranks_are_one(dataset: Dataset, data_dir: Path, tmp_path: Path) -> 
     one_rank, two_ranks = gradients(config, tmp_path / "a", data_dir), _first_update(config, tmp_path / "b", data_dir)
     close(two_ranks, one_rank, moved(config, tmp_path, data_dir))
     run(config, tmp_path / "one", data_dir)
-    torchrun(tmp_path / "two", data_dir, config, 2)
+    by_ranks(words_of(tmp_path / "two", data_dir, config), tmp_path / "said", 2)
     one, two = final(tmp_path / "one"), final(tmp_path / "two")
     for name in ("ids", "refills", "steps"):
         joined = torch.cat([two[f"carry-{rank}.safetensors/{name}"] for rank in (0, 1)])
@@ -305,7 +301,7 @@ def test_two_ranks_are_one(dataset: Dataset, data_dir: Path, tmp_path: Path) -> 
 
 
 def _first_update(config: Config, folder: Path, data_dir: Path) -> dict[str, torch.Tensor]:
-    torchrun(folder, data_dir, config, 2, "--max-updates", "1")
+    by_ranks([*words_of(folder, data_dir, config), "--max-updates", "1"], folder.with_suffix(".said"), 2)
     return held_gradients(folder)
 
 
@@ -325,33 +321,14 @@ def test_a_rank_that_survives_another_ends_with_one_line(dataset: Dataset, data_
     """Either of two ranks is killed in the middle of training; nobody but the other one can tell."""
     config = tiny(train={"updates": 100_000, "log_every": 1})
     for victim in (1, 0):
-        folder = tmp_path / str(victim)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        ranks = [
-            subprocess.Popen(
-                command(folder, data_dir, config),
-                env={
-                    **os.environ,
-                    "RANK": str(rank),
-                    "WORLD_SIZE": "2",
-                    "LOCAL_RANK": str(rank),
-                    "MASTER_ADDR": "127.0.0.1",
-                    "MASTER_PORT": str(port),
-                },
-                stderr=subprocess.PIPE,
-                encoding="utf-8",
-            )
-            for rank in (0, 1)
-        ]
+        folder, said = tmp_path / str(victim), tmp_path / f"said-{victim}"
+        ranks = start_ranks(words_of(folder, data_dir, config), said, 2)
         while len(read_log(folder / "metrics.jsonl")) < 5:
-            assert all(each.poll() is None for each in ranks)
+            assert all(each.process.is_alive() for each in ranks)
             time.sleep(0.05)
-        ranks[victim].kill()
-        ranks[victim].wait()
-        err = ranks[1 - victim].communicate()[1]
-        assert ranks[1 - victim].returncode == 3, err
+        ranks[victim].process.kill()
+        code, err = ranks[1 - victim].ended(), ranks[1 - victim].said
+        assert code == 3, err
         assert f"rank {1 - victim} of 2 ends because another rank is gone" in err and err.count("\n") == 1, err
 
 
@@ -443,15 +420,12 @@ def test_a_full_disk_is_found_before_the_first_step(
 def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
     folder = tmp_path / "r"
     config = tiny(train={"updates": 100_000, "warmup": 2, "eval_every": 100_000, "save_every": 100_000})
-    words = [w for w in command(folder, data_dir, config) if w != "--quiet"]
-    process = subprocess.Popen(
-        words, stdout=subprocess.PIPE, encoding="utf-8", env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    while len(read_log(folder / "metrics.jsonl")) < 1 and process.poll() is None:
+    words = [w for w in words_of(folder, data_dir, config) if w != "--quiet"]
+    training = start(words, tmp_path / "said")
+    while len(read_log(folder / "metrics.jsonl")) < 1 and training.process.is_alive():
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out = process.communicate(timeout=60)[0]
-    assert process.returncode == 0 and f"ponder train --resume {folder}" in out
+    training.send(signal.SIGINT)
+    assert training.ended(60) == 0 and f"ponder train --resume {folder}" in training.said
     assert checkpoint.newest(folder / "checkpoints") is not None
 
 
