@@ -29,7 +29,7 @@ def serving(*words: str | Path, token: str = "") -> Iterator[Server]:
         command = ["serve", "--port", "0", "--threads", "1", *map(str, words)]
         started = start(command, Path(folder) / "said", {"PONDER_TOKEN": token})
         try:
-            yield Server(started.wait_for(r"http://\S+"), started)
+            yield Server(started.wait_for(r"http://\S+(?=\s)"), started)
         finally:
             started.ended(0)
 
