@@ -49,17 +49,24 @@ def test_it_is_listed_and_its_data_is_built_by_worker_processes(scratch: Scratch
     assert "latin keeps its contract" in verified
 
 
-def test_a_run_of_it_is_evaluated_searched_and_compared(trained: Scratch) -> None:
-    out = trained.ponder("eval run", "policies run --limit 8", "search run --limit 2 --restarts 2")
-    scores = json.loads((trained.folder / "run" / "eval" / "eval.json").read_text(encoding="utf-8"))
-    assert "test" in json.dumps(scores) and "valid" in out
-
-
-def test_it_solves_as_text_json_and_pictures(trained: Scratch) -> None:
-    out = trained.ponder(
-        f"solve run {PUZZLE}", f"solve run {PUZZLE} --json", f"solve run {PUZZLE} --svg thinking.svg --gif thinking.gif"
+@pytest.fixture(scope="module")
+def said(trained: Scratch) -> str:
+    """What a run of it is asked for, in one process, which loads torch once."""
+    return trained.ponder(
+        *("eval run", "policies run --limit 8", "search run --limit 2 --restarts 2"),
+        *(f"solve run {PUZZLE} --json", f"solve run {PUZZLE}"),
+        f"solve run {PUZZLE} --svg thinking.svg --gif thinking.gif",
+        *("zoo add run my-latin", f"solve latin {PUZZLE}", f"solve my-latin {PUZZLE}"),
     )
-    (line,) = [line for line in out.splitlines() if line.startswith("{")]
+
+
+def test_a_run_of_it_is_evaluated_searched_and_compared(trained: Scratch, said: str) -> None:
+    scores = json.loads((trained.folder / "run" / "eval" / "eval.json").read_text(encoding="utf-8"))
+    assert "test" in json.dumps(scores) and "valid" in said.partition("\n{")[0]
+
+
+def test_it_solves_as_text_json_and_pictures(trained: Scratch, said: str) -> None:
+    (line,) = [line for line in said.splitlines() if line.startswith("{")]
     answer = json.loads(line)
     assert (
         answer["domain"] == "latin"
@@ -103,8 +110,8 @@ def test_it_is_studied(scratch: Scratch) -> None:
     assert len(cells) == 2 and "latin-gate" in json.dumps(cells)
 
 
+@pytest.mark.usefixtures("said")
 def test_a_zoo_model_of_it_is_the_users_own(trained: Scratch) -> None:
-    trained.ponder("zoo add run my-latin", f"solve latin {PUZZLE}", f"solve my-latin {PUZZLE}")
     assert (trained.folder / "share" / "ponder" / "zoo" / "my-latin" / "card.json").is_file()
     assert not (ROOT / "ponder" / "zoo" / "my-latin").exists()
 

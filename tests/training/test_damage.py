@@ -6,8 +6,6 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from ponder.training import launch
 from ponder.training.loop import Limits
 from ponder.training.runs import train_in
 from tests.conftest import tiny
+from tests.support.processes import start
 from tests.training.test_train import HERE, final, rows, run, same, whole
 
 __all__ = ["whole"]
@@ -83,10 +82,10 @@ def test_a_second_training_in_one_folder_is_refused_by_name_and_process(
         with pytest.raises(UserError) as error:
             train_in(tiny(), folder, data_dir, HERE, Limits(), quiet=True, fresh=True)
         refused.append(str(error.value))
-        words = [sys.executable, "-m", "ponder", "train", "--resume", str(folder), "--data-dir", str(data_dir)]
-        other = subprocess.run([*words, "--quiet"], capture_output=True, encoding="utf-8", check=False)
-        assert other.returncode == 2 and other.stderr.count("\n") == 1, other.stderr
-        refused.append(other.stderr)
+        words = ["train", "--resume", str(folder), "--data-dir", str(data_dir), "--quiet"]
+        other = start(words, tmp_path / "said")
+        assert other.ended() == 2 and other.said.count("\n") == 1, other.said
+        refused.append(other.said)
 
     train_in(tiny(), folder, data_dir, HERE, Limits(), quiet=True, callback=intrude)
     assert len(refused) == 4

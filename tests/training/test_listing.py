@@ -1,8 +1,6 @@
 """`ponder runs` and `ponder watch` say what the folders say, of runs that train, stopped and finished."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from ponder.training.log import read_log
 from ponder.training.loop import Limits
 from ponder.training.runs import LOCK, train_in
 from tests.conftest import tiny
-from tests.support import ROOT
+from tests.support import processes
 
 
 def trained(folder: Path, data_dir: Path, updates: int | None = None, config: Config | None = None) -> Path:
@@ -79,12 +77,6 @@ def test_watching_gives_every_row_once_and_ends_with_the_training(tmp_path: Path
 
 def test_another_terminal_shows_what_the_first_did(tmp_path: Path, data_dir: Path) -> None:
     folder = trained(tmp_path / "run", data_dir)
-    done = subprocess.run(
-        [sys.executable, "-m", "ponder", "watch", str(folder)],
-        capture_output=True,
-        encoding="utf-8",
-        check=True,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert "24 updates of 16" in done.stdout and "update 24  evaluated" in done.stdout
-    assert done.stdout.endswith("run: finished\n")
+    watching = processes.start(["watch", str(folder)], tmp_path / "said")
+    assert watching.ended() == 0 and "24 updates of 16" in watching.said and "update 24  evaluated" in watching.said
+    assert watching.said.endswith("run: finished\n")
