@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from ponder import data
+from ponder.base.runtime import matmul_peak
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset
 from ponder.training import curves, rows
@@ -86,7 +87,7 @@ def quick_ends() -> Iterator[None]:
     """Without what takes longer than the training of a test: the measured peak is that of a moment, and curves are
     rendered where a test is about them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows, "matmul_peak", partial(rows.matmul_peak, seconds=0.005))
+        patch.setattr(rows, "matmul_peak", partial(matmul_peak, seconds=0.005))
         patch.setattr(curves, "draw_curves", sketched)
         yield
 

@@ -93,7 +93,7 @@ class Scratch:
 @contextmanager
 def served(scratch: Scratch, *options: str) -> Iterator[str]:
     """`ponder serve` in this environment: its address, once it has said that."""
-    command = [scratch.python, "-m", "ponder", "serve", "--port", "0", "--threads", "1", *options]
+    command = [str(scratch.python), "-m", "ponder", "serve", "--port", "0", "--threads", "1", *options]
     with subprocess.Popen(
         command, cwd=scratch.folder, env=scratch.environment, stdout=subprocess.PIPE, encoding="utf-8"
     ) as server:

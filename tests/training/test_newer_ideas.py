@@ -42,7 +42,7 @@ SWITCHES: dict[str, dict[str, dict[str, object]]] = {
 
 @pytest.mark.parametrize("name", SWITCHES)
 def test_resume_stays_exact(name: str, dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
-    fewer = {"updates": 16}
+    fewer: dict[str, object] = {"updates": 16}
     config = tiny(**{**SWITCHES[name], "train": {**SWITCHES[name].get("train", {}), **fewer}})
     assert config.key() != tiny(train=fewer).key()
     resumes_exactly(config, data_dir, tmp_path)
