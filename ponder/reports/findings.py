@@ -352,7 +352,7 @@ FIELDS = {
     "grad_norm": "mean gradient norm",
     "residual": "residual at the training budget",
     "stretch": "stretch at the training budget",
-    "bounded": "share of positions that the bound acts on at the training budget",
+    "bounded": "share of positions that the bound acts on, up to the training budget",
 }
 DEFAULTS = ("", "", "", "last checkpoint", "EMA weights", "at the training budget")
 

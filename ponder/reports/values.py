@@ -53,7 +53,8 @@ class Quantity(Frozen):
         Literal["grad_norm", "seconds", "updates", "parameters", "residual", "stretch", "settled", "bounded"] | None
     ) = None
     """A quantity of a whole cell, which is no share of examples. Of the last four, which `after.trace` measures: that
-    of the step which reaches the training budget, the median over examples or their share."""
+    of the step which reaches the training budget, the median over examples or their share; `bounded` of all steps up to
+    it."""
     task: str | None = None
     """Whose cell a field is of; without it, the study's only or first task's."""
     metric: Literal["exact", "valid", "token", "pass@1", "pass@2"] | None = None
@@ -145,7 +146,7 @@ def _field(stored: CellResult, field: str) -> Value | None:
         if trace is None:
             return None
         if field == "bounded":
-            return None if trace.bounded is None else Value(trace.bounded[-1])
+            return None if trace.bounded is None else Value(float(np.mean(trace.bounded)))
         settled = trace.table["settled_right"] + trace.table["settled_wrong"]
         return Value(settled / trace.n if field == "settled" else getattr(trace, field)[-1].median)
     values = {
