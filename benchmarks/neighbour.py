@@ -3,7 +3,7 @@
 Training, evaluating, solving and serving by their plain commands, alone and with one process beside them that keeps a
 core busy, in turns. The neighbour may cost its share and no more: of three that want two cores, each gets two thirds of
 one. `--active` adds the training with threads that spin while they wait, as they do when nobody tells them otherwise;
-the other jobs would then take minutes each. About four minutes on an idle machine, a minute more with `--active`.
+the other jobs would then take minutes each. About five minutes on an idle machine, a minute more with `--active`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from ponder.inference.solver import Solver
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_neighbour.json"
 MODEL = "sudoku-6x6"
-PUZZLES, CLIENTS = 1000, 64
+PUZZLES, CLIENTS, LARGE = 1000, 64, 5
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,11 @@ def solving(place: Place) -> float:
     return PUZZLES / ponder(place, "solve", MODEL, "--file", "puzzles.txt", "--json")
 
 
+def one_large(place: Place) -> float:
+    """A board of 900 cells, without torch: large products in NumPy. Random mazes, the same ones each time."""
+    return LARGE / sum(ponder(place, "solve", "maze-30x30", "--random", str(seed)) for seed in range(LARGE))
+
+
 def serving_clients(place: Place) -> float:
     """Without the start of the server."""
     shares = [place.puzzles[i::CLIENTS] for i in range(CLIENTS)]
@@ -88,6 +93,7 @@ JOBS: dict[str, Callable[[Place], float]] = {
     TRAINING: training,
     "evaluating, puzzles/s": evaluating,
     "solving, puzzles/s": solving,
+    "solving a 30x30 maze, mazes/s": one_large,
     "serving, puzzles/s": serving_clients,
 }
 
@@ -118,8 +124,8 @@ def main() -> None:
                 kept = best["beside a busy process"] / best["alone"]
                 rows.setdefault(waiting.lower(), {})[name] = {**best, "kept": kept}
                 print(
-                    f"{waiting.lower():<8} {name:<22} alone {best['alone']:8.1f}  "
-                    f"beside a busy process {best['beside a busy process']:8.1f}  kept {kept:.0%}",
+                    f"{waiting.lower():<8} {name:<30} alone {best['alone']:8.2f}  "
+                    f"beside a busy process {best['beside a busy process']:8.2f}  kept {kept:.0%}",
                     flush=True,
                 )
     if args.save:

@@ -116,7 +116,7 @@ def neighbour(stored: dict[str, Any]) -> str:
         [
             job,
             {"passive": "asleep", "active": "spinning"}[waiting],
-            *(f"{found[k]:,.1f}" for k in ("alone", "beside a busy process")),
+            *(f"{found[k]:,.{1 if found[k] >= 10 else 2}f}" for k in ("alone", "beside a busy process")),
             f"{found['kept']:.0%}",
         ]
         for waiting, jobs in stored["waiting"].items()

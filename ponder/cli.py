@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from ponder import __version__
 from ponder.base import source
+from ponder.base.cores import numpy_on_one_thread
 from ponder.base.errors import RankLost, UserError, disk_in_words, handed_over, unknown
 from ponder.commands import VERBS
 
@@ -51,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             elif words[0] not in VERBS:
                 raise unknown("verb", words[0], VERBS)
             else:
+                if words[0] == "solve":
+                    numpy_on_one_thread()
                 VERBS[words[0]].main(words[1:])
     except UserError as error:
         if not handed_over(error):

@@ -1,8 +1,12 @@
 """The cores this process may use, and threads that leave room for others. Runs before torch loads, and without it."""
 
+import importlib
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def usable() -> int:
@@ -22,3 +26,14 @@ def wait_quietly() -> None:
     """Threads that wait for each other sleep. As they come they spin, and where another process keeps one core busy
     all the others spin for the one that waits for it: 25 times slower on two cores (docs/performance.md)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def numpy_on_one_thread() -> None:
+    """Load NumPy with products on one thread, unless told otherwise. OpenBLAS's threads spin whatever they are told: a
+    30x30 maze took three times as long with two of them on two busy cores, and no less on idle ones
+    (docs/performance.md). The variable is read when it is loaded; torch, which may come later, is not to see it."""
+    if "numpy" in sys.modules or BLAS_THREADS in os.environ:
+        return
+    os.environ[BLAS_THREADS] = "1"
+    importlib.import_module("numpy")
+    del os.environ[BLAS_THREADS]
