@@ -145,7 +145,9 @@ def run_batch(
     judge, rows = Judge(domain, batch.inputs, batch.labels), []
 
     def judged(seen: Seen) -> None:
-        rows.append((*judge(seen.answers), seen.confidence, seen.halts))
+        # Where a puzzle asks for so many steps, what the model says before the last of them answers another question.
+        early = (model.config.halting == "asked") & ~seen.halts
+        rows.append((*judge(seen.answers), np.where(early, -np.inf, seen.confidence), seen.halts))
         watch(seen)
 
     engine = Engine(model, domain, len(index), Full(), how.steps, precision=how.precision)

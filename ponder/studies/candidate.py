@@ -71,8 +71,8 @@ def study_of(task: str, changes: Mapping[str, Any], seeds: Sequence[int]) -> Stu
     """The main results cut down to one task, as changed, and the recipes that the rule looks at."""
     main = load(MAIN)
     entries = (ChangedTask(task=t) if isinstance(t, str) else t for t in main.scale("mini").tasks)
-    usual = next((entry.set for entry in entries if entry.task == task), {})
-    changed = ChangedTask(task=task, set=merge(nested(usual), changes))
+    usual = next((entry for entry in entries if entry.task == task), ChangedTask(task=task))
+    changed = usual.model_copy(update={"set": merge(nested(usual.set), changes), "seeds": None})
     variants = {name: main.variants[name] for name in RECIPES}
     scale = Scale(tasks=(changed,), seeds=tuple(seeds))
     return main.model_copy(update={"name": "candidate", "variants": variants, "scales": {"mini": scale}})

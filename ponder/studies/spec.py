@@ -64,6 +64,7 @@ class ChangedTask(Frozen):
     """A task of a study; in YAML just its name where nothing is changed."""
 
     task: str
+    form: str | None = Field(None, description="the entry of _tasks.yaml to take, if not the one of its name")
     set: Settings = Field({})
     seeds: tuple[Seed, ...] | None = Field(None, min_length=1, description="instead of the study's")
 
@@ -185,9 +186,10 @@ class Study(Frozen):
         known, out = load_tasks(form(scale)), {}
         for entry in self.scale(scale).tasks:
             named = ChangedTask(task=entry) if isinstance(entry, str) else entry
-            if named.task not in known:
-                raise unknown(f"task in study {self.name}", named.task, known)
-            task = known[named.task]
+            wanted = named.form or named.task
+            if wanted not in known:
+                raise unknown(f"task in study {self.name}", wanted, known)
+            task = known[wanted]
             out[named.task] = task.model_copy(update={"set": merge(nested(task.set), nested(named.set))})
         return out
 

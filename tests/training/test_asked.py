@@ -12,6 +12,7 @@ from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset, build
 from ponder.domains.contract import Tokens
+from ponder.evaluation.records import Settings, picked_steps, run_batch
 from ponder.inference.engine import Checker, Engine, Full, Seen
 from ponder.model import losses
 from ponder.training.loop import Depth, gather_gradients, new_run
@@ -121,6 +122,17 @@ def test_a_puzzle_gets_the_steps_it_asks_for(dataset: Dataset) -> None:
         assert (answers[asked - 1][row] == left.answers[row]).all()
         assert all((answers[at][row] == left.answers[row]).all() for at in range(asked, 6))
     assert full.steps.tolist() == [6, 6, 6]
+
+
+def test_the_most_confident_step_is_not_before_the_one_that_is_asked_for(dataset: Dataset) -> None:
+    """What stands there earlier is the board of another generation, however sure the model is of it."""
+    fresh = new_run(life(), dataset.domain, CPU, torch.float32)
+    index = np.arange(8)
+    batch = dataset.source("in_range").fetch(index, index * 0)
+    asked = [int(dataset.domain.format(row)[-2:]) for row in batch.inputs]
+    records = run_batch(fresh.model.eval(), dataset.domain, batch, index, Settings(steps=6, batch=8))
+    assert max(asked) > 1, asked
+    assert (picked_steps(records)["best_full"] + 1 >= asked).all()
 
 
 @pytest.mark.parametrize("train", [{"supervise": "last"}, {"winners": 2}])
