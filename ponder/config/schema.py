@@ -143,6 +143,11 @@ class TrainConfig(Frozen):
     accumulation: Literal["independent", "trajectory"] = Field(
         "independent", description="own slots for each micro-step, or the same slots advanced between micro-steps"
     )
+    per_micro_step: tuple[Literal["clip", "table"], ...] = Field(
+        (),
+        description="done after every micro-step instead of once an update: clip (each gradient, to its share of the "
+        "limit), table (a step of the puzzle table)",
+    )
     updates: int | None = Field(None, ge=1, description="length of training in optimiser updates")
     epochs: float | None = Field(None, gt=0, description="the same in epochs: updates = epochs x examples / batch")
     lr: float = Field(1e-4, gt=0, description="peak learning rate of Adam-atan2")
@@ -199,7 +204,7 @@ class TrainConfig(Frozen):
         (), description="tensorboard, wandb, mlflow, clearml, trackio; one, or several with commas"
     )
 
-    @field_validator("trackers", mode="before")
+    @field_validator("trackers", "per_micro_step", mode="before")
     @classmethod
     def _one_is_a_list(cls, value: object) -> object:
         return tuple(value.replace(",", " ").split()) if isinstance(value, str) else value
@@ -213,6 +218,10 @@ class TrainConfig(Frozen):
     def _possible(self) -> Self:
         if self.batch % self.accumulate:
             raise ValueError(f"batch {self.batch} is not a multiple of accumulate {self.accumulate}")
+        if self.per_micro_step and self.accumulate == 1:
+            raise ValueError("per_micro_step needs micro-steps: set accumulate to 2 or more")
+        if "clip" in self.per_micro_step and self.clip is None:
+            raise ValueError("per_micro_step clip needs a limit: set clip")
         if (self.updates is None) == (self.epochs is None):
             raise ValueError("set exactly one of updates and epochs (null for the other)")
         return self

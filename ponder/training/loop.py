@@ -202,27 +202,41 @@ def gather_gradients(
     runtime: Runtime,
     precision: str,
     stopping: float = 0.0,
+    factor: float = 1.0,
 ) -> Gathered:
-    """A micro-step for each accumulation step. The host waits for the device once, to read what all of them came to."""
-    config = run.config
+    """A micro-step for each accumulation step. The host waits for the device once, to read what all of them came to.
+    `factor`: of the schedule, for a table that steps after each."""
+    config, apart = run.config, run.config.train.per_micro_step
     run.weights.grad.zero_()
-    moments = []
+    moments, parts = [], []
     for micro in range(config.train.accumulate):
         slots = run.slots[micro % len(run.slots)]
         refill(slots, run.model, source, config, pool)
         moments.append(micro_step(slots, run.model, config, depth, runtime, precision))
+        if "table" in apart:
+            used = runtime.gather(slots.task_ids), runtime.gather(moments[-1].row_grads)
+            run.table.update(*used, config.train.table_lr * factor, run.update + 1)
+        if "clip" in apart:
+            parts.append(run.weights.grad.clone())
+            run.weights.grad.zero_()
+    for part in parts:
+        run.weights.grad.add_(part)
     ids, rows = torch.cat([m.task_ids for m in moments]), torch.cat([m.row_grads for m in moments])
     names = list(moments[0].sums)
     total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
     total = torch.cat((total.new_full((1,), stopping), total))
     if len(run.model.table) == 1:  # one message for all there is: ranks that meet wait for each other
         ids, rows = ids[:1], rows.float().sum(dim=0, keepdim=True)
-        runtime.sum_([run.weights.grad, total, rows])
+        runtime.sum_([run.weights.grad, total, rows, *parts])
     else:
-        runtime.sum_([run.weights.grad, total])
+        runtime.sum_([run.weights.grad, total, *parts])
         if config.train.table_lr > 0:
             ids, rows = runtime.gather(ids), runtime.gather(rows)
-    norm = clip(run.weights.grad, config.train.clip)
+    norm = clip(run.weights.grad, None if parts else config.train.clip)
+    if parts and config.train.clip is not None:
+        for part in parts:
+            clip(part, config.train.clip / len(parts))
+        run.weights.grad.copy_(torch.stack(parts).sum(dim=0))
     done = torch.cat([slots.done for slots in run.slots])
     values = read(torch.cat((norm.float()[None], total, done.float())))
     first = 2 + len(names)
@@ -243,7 +257,7 @@ def apply_gradients(run: Run, gathered: Gathered, factor: float) -> None:
     train = run.config.train
     run.optimiser.update(train.lr * factor)
     run.update = run.optimiser.t
-    if train.table_lr > 0:
+    if train.table_lr > 0 and "table" not in train.per_micro_step:
         run.table.update(gathered.ids, gathered.rows, train.table_lr * factor, run.update)
     if run.average is not None:
         run.average.update(run.weights)
@@ -303,11 +317,11 @@ def train(
             update_began = runtime.clock()
             depth = Depth.at(config, run.update, updates)
             wish = _wish(limits, time.perf_counter() - began, stop)
-            gathered = gather_gradients(run, source, depth, pool, runtime, precision, wish)
+            factor = schedule(run.update)
+            gathered = gather_gradients(run, source, depth, pool, runtime, precision, wish, factor)
             norm, sums = gathered.norm, gathered.sums
             if not (math.isfinite(norm) and math.isfinite(sums["loss"])):
                 raise UserError(_not_finite(run.update, norm, sums, checkpoints))
-            factor = schedule(run.update)
             apply_gradients(run, gathered, factor)
             now = time.perf_counter()
             run.seconds = spent_before + now - began

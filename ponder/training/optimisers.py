@@ -93,7 +93,8 @@ class PuzzleTable:
 
     @torch.no_grad()
     def update(self, rows: Tensor, grads: Tensor, lr: float, t: int) -> None:
-        """Gradients of one id are summed over the whole global batch before the sign is taken."""
+        """Gradients of one id are summed over the whole global batch before the sign is taken. A row may step again at
+        the same t (`per_micro_step`): its average counts where it ends."""
         # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would make
         # the host wait for the number of ids.)
         place = torch.searchsorted(rows.sort().values, rows)
@@ -102,8 +103,9 @@ class PuzzleTable:
         new = old * (1 - lr * self.config.weight_decay) - lr * total.sign()
         if self.ema is not None and self.config.ema is not None:
             decay = self.config.ema
-            settled = self._settled(rows, t - 1)
-            self.ema[rows] = settled.lerp(new, 1 - decay)
+            again = (self.seen[rows] == t)[:, None]
+            settled = self._settled(rows, t - 1).lerp(new, 1 - decay)
+            self.ema[rows] = torch.where(again, self.ema[rows] + (1 - decay) * (new - old), settled)
             self.seen[rows] = t
         self.value[rows] = new
 
