@@ -83,9 +83,13 @@ def serve(stored: dict[str, Any]) -> str:
             one = row[key]
             speed = [f"{one['per_second']:.0f}", f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"]
             ratio = f"{row['ratio']:.1f} (CPU {row['cpu_ratio']:.1f})" if key == "continuous" else "1"
-            rows.append([row["model"], name, str(one.get("n", row.get("n"))), *speed, f"{one['cpu_ms']:.1f} ms", ratio])
+            steps = list(stored["steps"][row["model"]].values())
+            step = f"{steps[0] if key == 'single' else min(steps):.2f} ms"
+            rows.append(
+                [row["model"], name, str(one.get("n", row.get("n"))), *speed, f"{one['cpu_ms']:.1f} ms", step, ratio]
+            )
     clients = stored["rows"][0]["clients"]
-    head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | times (aim 5)"
+    head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | an ACT step, one thread | times (aim 5)"
     return f"{clients} clients at a time.\n\n{table(head, rows)}"
 
 

@@ -10,6 +10,9 @@ Each round lasts about as long as it is told to, by puzzles counted out from a f
 client has an answer. `--save` keeps the rows of other zoo models if they are of this machine, so that a slow model can
 be measured by itself. All zoo models but `maze-30x30` take about six minutes.
 
+`--steps` measures something else: the CPU time of one ACT step for one board, alone and in batches, without a server.
+What a batch saves there, times the cores that both servers do not use alike, is about what batching can give.
+
 Goal: 5 times as many puzzles a second.
 """
 
@@ -29,6 +32,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import torch
 
 from ponder.base import runtime
 from ponder.base.errors import UserError
@@ -156,6 +160,23 @@ def compare(model: str, clients: int, seconds: float, slots: int, rounds: int, t
     )
 
 
+def step_times(model: str) -> dict[str, float]:
+    """Milliseconds of CPU of one ACT step, for one board of a batch: one thread, the least of several."""
+    opened = open_weights(model)
+    boards = opened.domain.sample(0, SLOTS)[0]
+    found = {}
+    for batch in (2**n for n in range(SLOTS.bit_length())):
+        key, inputs = torch.zeros(batch, dtype=torch.int64), torch.from_numpy(boards[:batch]).long()
+        carry, rows, spent = opened.model.start(key), opened.model.table[key], []
+        with torch.no_grad():
+            for _ in range(3 + 2 * SLOTS // batch):
+                began = time.process_time()
+                opened.model(carry, inputs, rows)
+                spent.append((time.process_time() - began) / batch * 1e3)
+        found[str(batch)] = round(min(spent), 3)
+    return found
+
+
 def show(row: Row) -> str:
     lines = [f"{row.model}, {row.clients} clients:"]
     for name, r in (("continuous batching", row.continuous), ("one at a time", row.single)):
@@ -178,8 +199,19 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=SLOTS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, help="of torch")
+    parser.add_argument("--steps", action="store_true", help="ACT steps alone and in batches instead")
     parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
     options = parser.parse_args()
+    if options.steps:
+        runtime.start("cpu")
+        torch.set_num_threads(1)
+        times = {name: step_times(name) for name in options.models or zoo_names()}
+        for name, each in times.items():
+            print(name, "  ".join(f"{batch}: {ms:.2f} ms" for batch, ms in each.items()), flush=True)
+        if options.save:
+            stored = json.loads(RESULT.read_text(encoding="utf-8"))
+            RESULT.write_text(json.dumps(stored | {"steps": times}, indent=1) + "\n", encoding="utf-8")
+        return
     seconds, rounds = (1.0, 1) if options.quick else (options.seconds, options.rounds)
     rows: list[Row] = []
     try:
@@ -192,6 +224,8 @@ def main() -> None:
         environment = runtime.environment()
         measured = {row["model"]: row for row in kept(environment)} | {row.model: asdict(row) for row in rows}
         said = {"goal": GOAL, "environment": environment, "rows": [measured[name] for name in sorted(measured)]}
+        if RESULT.exists():
+            said["steps"] = json.loads(RESULT.read_text(encoding="utf-8")).get("steps", {})
         RESULT.parent.mkdir(exist_ok=True)
         RESULT.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
