@@ -89,7 +89,9 @@ def serve(stored: dict[str, Any]) -> str:
                 [row["model"], name, str(one.get("n", row.get("n"))), *speed, f"{one['cpu_ms']:.1f} ms", step, ratio]
             )
     clients = stored["rows"][0]["clients"]
-    head = "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | an ACT step, one thread | times (aim 5)"
+    head = (
+        "model | way | puzzles | a second | p50 | p99 | server CPU a puzzle | an ACT step, one thread | times (aim 5)"
+    )
     return f"{clients} clients at a time.\n\n{table(head, rows)}"
 
 
