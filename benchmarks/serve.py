@@ -163,7 +163,7 @@ def compare(model: str, clients: int, seconds: float, slots: int, rounds: int, t
 def step_times(model: str) -> dict[str, float]:
     """Milliseconds of CPU of one ACT step, for one board of a batch: one thread, the least of several."""
     opened = open_weights(model)
-    boards = opened.domain.sample(0, SLOTS)[0]
+    boards = Solver(model).domain.sample(0, SLOTS)[0]
     found = {}
     for batch in (2**n for n in range(SLOTS.bit_length())):
         key, inputs = torch.zeros(batch, dtype=torch.int64), torch.from_numpy(boards[:batch]).long()
