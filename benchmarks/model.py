@@ -4,7 +4,7 @@ For each shape it measures, interleaved and best of several rounds because other
 (two threads wait for each other, so on a busy machine use `--threads 1`, which measures CPU time). `--processes 2` is
 how `torchrun --nproc-per-node 2` and two workers of a study use two cores: one thread each, together, rates summed.
 
-- peak: float32 products at the shapes of the model's own linear layers, into memory that is already there;
+- peak: float32 products at the shapes of the model's own linear layers, by MKL or oneDNN, whichever is faster;
 - inference: one ACT step without gradients;
 - training: one ACT step with dropout and noise, the forward pass for the continue target, the losses, the gradients.
 
@@ -109,18 +109,16 @@ class Peak:
     def __init__(self, shape: Shape) -> None:
         rows, width = shape.batch * shape.length, shape.config.width
         inner = inner_width(width, shape.config)
-        self.products = [
-            (torch.randn(rows, k), torch.randn(n, k), torch.empty(rows, n))
-            for k, n in ((width, 3 * width), (width, width), (width, 2 * inner), (inner, width))
-        ]
-        self.flops = sum(2 * len(x) * w.numel() for x, w, _ in self.products)
+        sizes = ((width, 3 * width), (width, width), (width, 2 * inner), (inner, width))
+        self.products = [runtime.products(torch.randn(rows, k), torch.randn(n, k)) for k, n in sizes]
+        self.flops = sum(2 * rows * k * n for k, n in sizes)
         self.best = [float("inf")] * len(self.products)
 
     def measure(self) -> None:
-        for i, (x, w, out) in enumerate(self.products):
-            for _ in range(4):
+        for i, ways in enumerate(self.products):
+            for product in 4 * ways:
                 began = _now()
-                torch.mm(x, w.t(), out=out)
+                product()
                 self.best[i] = min(self.best[i], _now() - began)
 
     @property

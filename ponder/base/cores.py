@@ -2,8 +2,11 @@
 
 import importlib
 import os
+import platform
+import re
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
@@ -20,6 +23,17 @@ def usable() -> int:
     with suppress(KeyError, ValueError):
         allowed = min(allowed, max(1, int(os.environ["OMP_NUM_THREADS"])))
     return allowed
+
+
+@cache
+def processor() -> str:
+    """Maker and model, as far as the system tells: "AuthenticAMD AMD EPYC 9B45"."""
+    with suppress(OSError):
+        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+        found = [re.search(rf"^{name}\s*:\s*(.+)$", about, re.MULTILINE) for name in ("vendor_id", "model name")]
+        if said := " ".join(each[1] for each in found if each):
+            return said
+    return platform.processor()
 
 
 def wait_quietly() -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ponder.base import cores
 from ponder.base.errors import LAUNCHED, RankLost, UserError
 from ponder.base.source import commit
 
@@ -174,6 +175,7 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "platform": platform.platform(),
+        "processor": cores.processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -181,17 +183,40 @@ def environment() -> dict[str, Any]:
     }
 
 
+ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
+"""oneDNN's product of a linear layer, where torch was built with it."""
+
+
+def mkl_lags() -> bool:
+    """Whether oneDNN is the faster of the two wherever both can do a product: MKL, which torch's own products are,
+    makes no use of AVX-512 on processors that are not Intel's, and has half the rate there (docs/performance.md). A
+    matter of the processor alone, so that a training has the same bits each time."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    return ONEDNN is not None and torch.backends.mkl.is_available() and wide and "Intel" not in cores.processor()
+
+
+def products(a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
+    """The ways torch has of computing [m, k] @ [n, k]^T in float32."""
+    ways: list[Callable[[], Tensor]] = [lambda: a @ b.t()]
+    if a.device.type == "cpu" and ONEDNN is not None:
+        packed = torch.ops.mkldnn._reorder_linear_weight(b, len(a))
+        ways.append(lambda: ONEDNN(a, packed, None, "none", [], ""))
+    return ways
+
+
 def matmul_peak(shape: tuple[int, int, int], device: torch.device, seconds: float = 0.15) -> float:
-    """Measured float32 multiply-add rate in FLOP/s for [m, k] @ [k, n]: what 'peak' means in this project."""
+    """Measured float32 multiply-add rate in FLOP/s for [m, k] @ [k, n], by the faster of the ways there are: what
+    'peak' means in this project."""
     m, k, n = shape
-    a, b = torch.randn(m, k, device=device), torch.randn(k, n, device=device)
+    ways = products(torch.randn(m, k, device=device), torch.randn(n, k, device=device))
     best = 0.0
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
-        began = time.perf_counter()
-        for _ in range(4):
-            a @ b
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        best = max(best, 4 * 2 * m * k * n / (time.perf_counter() - began))
+        for product in ways:
+            began = time.perf_counter()
+            for _ in range(4):
+                product()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            best = max(best, 4 * 2 * m * k * n / (time.perf_counter() - began))
     return best

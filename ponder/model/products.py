@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
+from ponder.base.runtime import ONEDNN, mkl_lags
 from ponder.config.schema import ModelConfig
 
 EPS = 1e-5
@@ -34,8 +35,8 @@ def linear(inner: int, outer: int, bias: bool = False) -> nn.Linear:
 
 # Products -------------------------------------------------------------------------------------------------------------
 
-ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-"""oneDNN's product of a linear layer, where torch was built with it."""
+GRADIENTS_BY_ONEDNN = mkl_lags()
+"""Of weights: products over all rows of a batch, in which MKL is no slower where it uses the whole processor."""
 
 
 def plain_only(x: Tensor) -> bool:
@@ -97,8 +98,17 @@ class _Product(torch.autograd.Function):
         (grad,) = grads
         needs_x, needs_weight, _ = ctx.needs_input_grad
         d_x = _product(grad, weight.t()) if needs_x else None
-        d_weight = torch.mm(grad.flatten(0, -2).t(), x.flatten(0, -2)) if needs_weight else None
+        d_weight = weight_gradient(grad.flatten(0, -2), x.flatten(0, -2)) if needs_weight else None
         return d_x, d_weight, None
+
+
+def weight_gradient(grad: Tensor, x: Tensor) -> Tensor:
+    """grad^T x, of [rows, outer] and [rows, inner]."""
+    if not GRADIENTS_BY_ONEDNN or len(x) == 0:
+        return torch.mm(grad.t(), x)
+    if grad.shape[1] <= x.shape[1]:
+        return _product(grad.t(), x.t())
+    return _product(x.t(), grad.t()).t()  # oneDNN is faster where the result is wider than it is high
 
 
 # Norm and gate --------------------------------------------------------------------------------------------------------

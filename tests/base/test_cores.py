@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from ponder.base import cores, runtime
 
 SOLVE = """
 import os, sys
@@ -30,3 +33,42 @@ def test_solving_without_torch_takes_one_thread_unless_told_otherwise(wanted: st
     threads, _, variable = done.stdout.rpartition("threads: ")[2].strip().partition(" ")
     assert variable == str(wanted)
     assert threads == "1" or wanted is not None
+
+
+@pytest.mark.parametrize(
+    ("processor", "capability", "lags"),
+    [
+        ("AuthenticAMD AMD EPYC 9B45", "AVX512", True),
+        ("AuthenticAMD AMD EPYC 7B13", "AVX2", False),
+        ("GenuineIntel Intel(R) Xeon(R) CPU @ 2.60GHz", "AVX512", False),
+        ("Intel64 Family 6 Model 158 Stepping 10, GenuineIntel", "AVX512", False),
+    ],
+)
+def test_mkl_lags_where_it_leaves_avx512_unused(
+    processor: str, capability: str, lags: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cores, "processor", lambda: processor)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    assert runtime.mkl_lags() == (lags and runtime.ONEDNN is not None)
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert not runtime.mkl_lags()
+
+
+def test_the_peak_is_that_of_the_faster_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways compute the same product, and the rate is the better of theirs, however slow the other is."""
+    a, b = torch.randn(40, 16), torch.randn(24, 16)
+    ways = runtime.products(a, b)
+    assert len(ways) == 1 + (runtime.ONEDNN is not None)
+    for way in ways:
+        assert torch.allclose(way().double(), a.double() @ b.double().t(), atol=1e-4)
+    clock = iter(range(10**9))
+    monkeypatch.setattr("ponder.base.runtime.time.perf_counter", lambda: next(clock) / 1000)
+
+    def slow() -> torch.Tensor:
+        for _ in range(50):
+            next(clock)
+        return a
+
+    monkeypatch.setattr(runtime, "products", lambda a, b: [slow, lambda: a])
+    assert runtime.matmul_peak((1000, 1, 1), torch.device("cpu"), seconds=1.0) == pytest.approx(4 * 2 * 1000 / 0.001)

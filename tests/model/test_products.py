@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from ponder.base.runtime import ONEDNN
 from ponder.config.schema import ModelConfig
 from ponder.model import products
 from ponder.model.products import SwiGLU, Weight, product
@@ -20,8 +21,14 @@ def _within_rounding(ours: Tensor, a: Tensor, b: Tensor) -> None:
     assert ((ours.double() - a.double() @ b.double().t()).abs() <= bound).all()
 
 
+@pytest.mark.parametrize("by_onednn", [False, True])
 @pytest.mark.parametrize(("rows", "inner", "outer"), SHAPES)
-def test_a_product_and_its_gradients_are_those_of_the_definition(rows: tuple[int, ...], inner: int, outer: int) -> None:
+def test_a_product_and_its_gradients_are_those_of_the_definition(
+    rows: tuple[int, ...], inner: int, outer: int, by_onednn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if by_onednn and ONEDNN is None:
+        pytest.skip("this torch was built without oneDNN")
+    monkeypatch.setattr(products, "GRADIENTS_BY_ONEDNN", by_onednn)
     torch.manual_seed(0)
     x, weight = torch.randn(*rows, inner, requires_grad=True), torch.randn(outer, inner, requires_grad=True)
     out, grad = product(x, Weight.pack(weight, x[..., 0].numel())), torch.randn(*rows, outer)
@@ -50,7 +57,7 @@ def test_a_product_has_the_same_bits_with_and_without_a_graph_and_times_another(
 
 
 def test_only_float32_on_a_cpu_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    if products.ONEDNN is None:
+    if ONEDNN is None:
         pytest.skip("this torch was built without oneDNN")
     weight = torch.randn(8, 8)
     assert Weight.pack(weight, 3).packed is not None
