@@ -202,12 +202,12 @@ def _bars(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel
 
 
 def _order(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Panel, titles: Mapping[str, str]) -> None:
-    """Recipes from the paper's best downwards: every seed, their mean, the paper's number, and each one's rank. Where
-    the paper has none, from our best."""
+    """Recipes from the paper's best downwards: every seed, their mean, the paper's number, and the rank of those that
+    it has. Where the paper has none, from our best."""
     here = [e for e in found if e.column == panel.column]
     told = any(e.paper is not None for e in here)
     shown = sorted((e for e in here if e.planned), key=lambda e: -(e.paper or 0.0) if told else -_ours(e))
-    ours = sorted((e for e in shown if e.ours), key=lambda e: -_ours(e))
+    ours = sorted((e for e in shown if e.ours and e.paper is not None), key=lambda e: -_ours(e))
     seeds = 0
     for place, entry in enumerate(shown):
         colour = COLOURS[list(results.study.variants).index(entry.row) % len(COLOURS)]
@@ -220,7 +220,7 @@ def _order(axis: Any, results: StudyResults, found: Sequence[Entry], panel: Pane
             axis.plot(mean, place, "|", color="black", markersize=min(14.0, 110 / len(shown)), mew=1.5)
         if entry.paper is not None:
             axis.plot(entry.paper, place, "D", mfc="none", mec="black", markersize=6, linestyle="none")
-        if told:
+        if entry.paper is not None:
             mine = ours.index(entry) + 1 if entry in ours else "–"
             axis.text(103, place, f"{place + 1} / {mine}", va="center", fontsize=SMALL, clip_on=False)
     fixed = next((e.ours for e in here if e.row == FIXED), None)

@@ -70,6 +70,15 @@ def test_an_order_is_the_papers_or_where_it_has_none_ours(
     assert ranks == ([] if paper is None else ["1 / 2", "2 / 1", "rank: paper / ours"])
 
 
+def test_a_recipe_that_the_paper_has_not_gets_no_rank_and_takes_none_away(
+    axis: Any, found: tuple[StudyResults, list[Entry]]
+) -> None:
+    results, some = found
+    shown = [replace(e, paper=50.0 if e.row == "a" else None) for e in with_values(some, {"a": 0.1, "b": 0.9}, None)]
+    _order(axis, results, shown, Panel(kind="order", column="Sudoku"), TITLES)
+    assert [text.get_text() for text in axis.texts] == ["1 / 1", "rank: paper / ours"]
+
+
 @pytest.mark.parametrize("length", [5, 30, 60, 200])
 def test_a_legend_is_no_wider_than_its_panel(axis: Any, length: int) -> None:
     for number in range(6):
