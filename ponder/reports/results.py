@@ -91,9 +91,10 @@ def headline(reports: Sequence[StudyReport]) -> str:
     reasons = Counter(map(_reason, unanswered)).most_common()
     lines += [f"- {n}: {reason}" for reason, n in reasons[:3]]
     lines += [f"- {sum(n for _, n in reasons[3:])}: other reasons"] if reasons[3:] else []
-    answered = [v for v in new if v.verdict in DECIDED]
-    said = " ".join(f"{_prefix(v)}{v.finding.claim}" for v in answered[:SHOWN])
-    lines += ["", f"Questions beyond it that have an answer: {len(answered)} of {len(new)}. {said}".strip()]
+    answered = [[v for v in r.verdicts if v.finding.source == "beyond" and v.verdict in DECIDED] for r in reports]
+    found = f"Questions beyond it that have an answer: {sum(map(len, answered))} of {len(new)}"
+    told = [f"- {_prefix(some[0])}{some[0].finding.claim}" for some in answered if some]
+    lines += ["", *([f"{found}; the first of each study:", "", *told] if told else [f"{found}."])]
     return "\n".join([*lines, "", _spent_text(reports)])
 
 
