@@ -96,6 +96,8 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "cores", f"{cores.usable()} usable of {os.cpu_count()}" + (f", OMP_NUM_THREADS={asked}" * bool(asked))
     )
+    lags = ": weight gradients by oneDNN, behind which MKL lags here" if runtime.mkl_lags() else ""
+    yield Finding("processor", f"{cores.processor() or platform.machine()}{lags}")
     yield Finding("threads", f"{torch.get_num_threads()} of torch; `ponder train` chooses its own")
     free = shutil.disk_usage(Path.cwd()).free
     low = "the mini presets fit; clear some space before a paper preset" if free < LITTLE_DISK else ""
