@@ -75,7 +75,8 @@ def test_three_seeds_or_more_where_promised_and_one_elsewhere() -> None:
     three |= {"bound", "depth-beyond", "joint-training", "learning-rates"}
     for name in NAMES:
         plan = study.load(name).scale("mini")
-        assert len(plan.seeds) >= 3 if name in three else len(plan.seeds) == 1
+        least = 2 if name == "stability-inside" else 3  # which compares thirty variants, not seeds
+        assert len(plan.seeds) >= least if name in three else len(plan.seeds) == 1
         assert name not in three or len(plan.tasks) <= 3 or len(study.load(name).variants) == 1
 
 
