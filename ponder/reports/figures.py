@@ -23,7 +23,7 @@ HIGH = 80
 """Percent above which everything has to lie for bars to become points."""
 HEIGHT = 4.4
 """Inches of a panel."""
-LETTERS = 100
+LETTERS = 88
 """Of a legend under a panel, side by side."""
 
 
