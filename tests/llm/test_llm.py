@@ -316,7 +316,7 @@ def test_interrupted_it_waits_for_what_is_under_way(
 ) -> None:
     arguments, says = words(server, data_dir, tmp_path / "out", "gate:5"), tmp_path / "stderr"
     process = start(arguments, says)
-    until(lambda: server.stats()["now"] == 3 and len(server.stats()["answers"]) == 5)
+    until(lambda: (said := server.stats())["now"] == 3 and len(said["answers"]) == 5)  # at one moment
     os.kill(process.pid, number)
     until(lambda: "waiting for the questions under way" in says.read_text(encoding="utf-8"))
     server.post("/open")
