@@ -289,7 +289,7 @@ def test_killed_and_resumed_no_answer_is_asked_for_twice(
 ) -> None:
     arguments = words(server, data_dir, tmp_path, "gate:5")
     process = start(arguments)
-    until(lambda: server.stats()["now"] == 3 and len(server.stats()["answers"]) == 5)
+    until(lambda: (said := server.stats())["now"] == 3 and len(said["answers"]) == 5)  # at one moment
     until(lambda: len(rows(tmp_path)) == 5)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
