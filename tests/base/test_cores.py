@@ -1,4 +1,5 @@
-"""Threads that leave room for others. `cores.usable` is tested where trainings share the cores."""
+"""The processor, its products, and threads that leave room for others. `cores.usable` is tested where trainings share
+the cores."""
 
 import os
 import subprocess
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from ponder.base import cores, runtime
+from tests.model.test_products import within_rounding
 
 SOLVE = """
 import os, sys
@@ -61,7 +63,7 @@ def test_the_peak_is_that_of_the_faster_way(monkeypatch: pytest.MonkeyPatch) -> 
     ways = runtime.products(a, b)
     assert len(ways) == 1 + (runtime.ONEDNN is not None)
     for way in ways:
-        assert torch.allclose(way().double(), a.double() @ b.double().t(), atol=1e-4)
+        within_rounding(way(), a, b)
     clock = iter(range(10**9))
     monkeypatch.setattr("ponder.base.runtime.time.perf_counter", lambda: next(clock) / 1000)
 

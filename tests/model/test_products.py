@@ -15,7 +15,7 @@ SHAPES = [((3, 5), 7, 4), ((40,), 64, 192), ((2, 17), 256, 64), ((0, 5), 8, 4)]
 """Rows, inner and outer width of a product."""
 
 
-def _within_rounding(ours: Tensor, a: Tensor, b: Tensor) -> None:
+def within_rounding(ours: Tensor, a: Tensor, b: Tensor) -> None:
     """a b^T of float32 in any order of summation: at most so far from the exact one (Higham, section 3.1)."""
     bound = a.shape[-1] * torch.finfo(torch.float32).eps * (a.abs().double() @ b.abs().double().t())
     assert ((ours.double() - a.double() @ b.double().t()).abs() <= bound).all()
@@ -32,10 +32,10 @@ def test_a_product_and_its_gradients_are_those_of_the_definition(
     torch.manual_seed(0)
     x, weight = torch.randn(*rows, inner, requires_grad=True), torch.randn(outer, inner, requires_grad=True)
     out, grad = product(x, Weight.pack(weight, x[..., 0].numel())), torch.randn(*rows, outer)
-    _within_rounding(out.detach(), x.detach(), weight.detach())
+    within_rounding(out.detach(), x.detach(), weight.detach())
     d_x, d_weight = torch.autograd.grad(out, (x, weight), grad)
-    _within_rounding(d_x, grad, weight.detach().t())
-    _within_rounding(d_weight, grad.flatten(0, -2).t(), x.detach().flatten(0, -2).t())
+    within_rounding(d_x, grad, weight.detach().t())
+    within_rounding(d_weight, grad.flatten(0, -2).t(), x.detach().flatten(0, -2).t())
 
 
 @pytest.mark.parametrize("needs", ["x", "weight"])
