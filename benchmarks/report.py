@@ -83,8 +83,8 @@ def serve(stored: dict[str, Any]) -> str:
             one = row[key]
             speed = [f"{one['per_second']:.0f}", f"{one['p50_ms']:.0f} ms", f"{one['p99_ms']:.0f} ms"]
             ratio = f"{row['ratio']:.1f} (CPU {row['cpu_ratio']:.1f})" if key == "continuous" else "1"
-            steps = list(stored["steps"][row["model"]].values())
-            step = f"{steps[0] if key == 'single' else min(steps):.2f} ms"
+            steps = list(stored.get("steps", {}).get(row["model"], {}).values())
+            step = f"{steps[0] if key == 'single' else min(steps):.2f} ms" if steps else "–"
             rows.append(
                 [row["model"], name, str(one.get("n", row.get("n"))), *speed, f"{one['cpu_ms']:.1f} ms", step, ratio]
             )

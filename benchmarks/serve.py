@@ -210,7 +210,8 @@ def main() -> None:
             print(name, "  ".join(f"{batch}: {ms:.2f} ms" for batch, ms in each.items()), flush=True)
         if options.save:
             stored = json.loads(RESULT.read_text(encoding="utf-8"))
-            RESULT.write_text(json.dumps(stored | {"steps": times}, indent=1) + "\n", encoding="utf-8")
+            stored["steps"] = stored.get("steps", {}) | times
+            RESULT.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
         return
     seconds, rounds = (1.0, 1) if options.quick else (options.seconds, options.rounds)
     rows: list[Row] = []
