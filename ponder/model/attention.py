@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ponder.model import kernels
 from ponder.model.products import Weight, linear, product
 
 
@@ -23,6 +24,8 @@ class Rotary:
     """Rows of the joint query, key and value weight in that order."""
     back: Tensor
     """Its inverse."""
+    native: Tensor
+    """`turn` as our own kernels read it."""
 
     @staticmethod
     def make(length: int, width: int, heads: int, device: torch.device, theta: float = 10000.0) -> "Rotary":
@@ -31,7 +34,8 @@ class Rotary:
         angle = torch.outer(torch.arange(length, dtype=torch.float32, device=device), rate)
         rows = torch.arange(3 * width, device=device)
         order = torch.cat((rows[: 2 * width].view(2 * heads, 2, -1).transpose(1, 2).reshape(-1), rows[2 * width :]))
-        return Rotary(torch.stack((angle.cos(), angle.sin()), dim=-1), order, order.argsort())
+        turn = torch.stack((angle.cos(), angle.sin()), dim=-1)
+        return Rotary(turn, order, order.argsort(), kernels.turns(turn))
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., length, size]"""
@@ -153,10 +157,19 @@ class Attention(nn.Module):
         self, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None, short: bool
     ) -> Tensor:
         """qkv [B, S, 3, heads, size] -> [B, S, width]"""
-        if short and qkv.dtype == torch.float32 and not torch.compiler.is_compiling():
-            mixed: Tensor = _ShortAttention.apply(qkv, mask, rotary, key_bias)  # type: ignore[no-untyped-call]
-            return mixed
-        # The same in operations that compilers, exporters and other devices know.
+        if not short or qkv.dtype != torch.float32 or torch.compiler.is_compiling():
+            return self.plain_mix(qkv, mask, rotary, key_bias, short)
+        if lib := kernels.served(qkv):
+            bias = None if key_bias is None else key_bias[:, 0, 0].contiguous()
+            plain = lambda x: self.plain_mix(x, mask, rotary, key_bias, short)  # noqa: E731
+            return kernels.attention(lib, qkv, mask, None if rotary is None else rotary.native, bias, plain)
+        mixed: Tensor = _ShortAttention.apply(qkv, mask, rotary, key_bias)  # type: ignore[no-untyped-call]
+        return mixed
+
+    def plain_mix(
+        self, qkv: Tensor, mask: Tensor | None, rotary: Rotary | None, key_bias: Tensor | None, short: bool
+    ) -> Tensor:
+        """The same in operations that compilers, exporters and other devices know."""
         if mask is not None:
             qkv = qkv * mask
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()

@@ -10,7 +10,7 @@ from ponder.base import rng
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
 from ponder.model.attention import Attention, AttentionWeights, Rotary
-from ponder.model.products import SwiGLU, SwiWeights, rms_norm
+from ponder.model.products import Swi, SwiGLU, rms_norm
 from ponder.model.relations import Relations
 
 
@@ -36,8 +36,8 @@ class Context:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    mixer: AttentionWeights | SwiWeights | dict[str, SwiWeights]
-    mlp: SwiWeights
+    mixer: AttentionWeights | Swi | dict[str, Swi]
+    mlp: Swi
 
 
 class Layer(nn.Module):
@@ -64,7 +64,7 @@ class Layer(nn.Module):
         if self.relations is not None:
             return LayerWeights(self.relations.weights(None if compiled else batch), mlp)
         assert self.tokens is not None
-        return LayerWeights(self.tokens.weights(columns), mlp)
+        return LayerWeights(self.tokens.across(columns, self.width), mlp)
 
     def forward(self, x: Tensor, weights: LayerWeights, context: Context, masks: LayerMasks | None) -> Tensor:
         inside = x if self.scale is None else rms_norm(x)
@@ -74,18 +74,19 @@ class Layer(nn.Module):
             mixed = self.attention(inside, weights.mixer, context.rotary, context.key_bias, dropped)
             x = self._joined(0, x, mixed, mask)
         elif self.relations is not None:
-            x = self._joined(0, x, self.relations(inside, weights.mixer, context.links), mask)
+            if self.scale is None:
+                x = self.relations.joined(x, weights.mixer, context.links, mask)
+            else:
+                x = self._joined(0, x, self.relations(inside, weights.mixer, context.links), mask)
         else:
             assert self.tokens is not None
-            across = inside.transpose(1, 2)
-            mixed = self.tokens(across, weights.mixer)
-            if self.scale is not None:
-                x = self._joined(0, x, mixed.transpose(1, 2), mask)
-            else:
-                x = rms_norm(across, mixed, None if mask is None else mask.transpose(1, 2)).transpose(1, 2)
-        inside = x if self.scale is None else rms_norm(x)
-        out = self.mlp(inside, weights.mlp, masks.middle if masks else None)
-        return self._joined(1, x, out, masks.ffn if masks else None)
+            post = self.scale is None
+            mixed = self.tokens.along_tokens(inside, weights.mixer, mask if post else None, joined=post)
+            x = mixed if post else self._joined(0, x, mixed, mask)
+        dropped, mask = (masks.ffn, masks.middle) if masks else (None, None)
+        if self.scale is None:
+            return self.mlp.joined(x, weights.mlp, mask, dropped)
+        return self._joined(1, x, self.mlp(rms_norm(x), weights.mlp, mask), dropped)
 
     def _joined(self, sublayer: int, x: Tensor, added: Tensor, mask: Tensor | None) -> Tensor:
         """The norm of the sum; or, where the norm came before the sublayer, a sum that x enters scaled down."""

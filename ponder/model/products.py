@@ -11,10 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ponder.base.runtime import ONEDNN, mkl_lags
 from ponder.config.schema import ModelConfig
+from ponder.model import kernels
+from ponder.model.kernels import plain_only
 
 EPS = 1e-5
 
@@ -39,13 +40,6 @@ GRADIENTS_BY_ONEDNN = mkl_lags()
 """Of weights: products over all rows of a batch, in which MKL is no slower where it uses the whole processor."""
 
 
-def plain_only(x: Tensor) -> bool:
-    """Whether operations are wanted that every device and precision knows, and whoever looks on: a compiler, an
-    exporter, a counter."""
-    watched = torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
-    return x.device.type != "cpu" or watched or torch.is_autocast_enabled(x.device.type)
-
-
 @dataclass(frozen=True)
 class Weight:
     """The weight of a linear layer, as all applications within one ACT step use it."""
@@ -53,11 +47,17 @@ class Weight:
     value: Tensor
     packed: Tensor | None = None
     """The same in oneDNN's own order, which it would otherwise make again for every product."""
+    native: kernels.Packed | None = None
+    """The same in the order of our own kernels, where they serve."""
 
     @staticmethod
     def pack(value: Tensor, rows: int | None) -> "Weight":
         """For products with about so many rows; None leaves it as it is."""
-        if rows is None or ONEDNN is None or value.dtype != torch.float32 or plain_only(value):
+        if rows is None or value.dtype != torch.float32 or plain_only(value):
+            return Weight(value)
+        if lib := kernels.served(value, rows=value.shape):
+            return Weight(value, native=kernels.Packed.of(lib, value))
+        if ONEDNN is None:
             return Weight(value)
         return Weight(value, torch.ops.mkldnn._reorder_linear_weight(value.detach(), rows))
 
@@ -65,11 +65,13 @@ class Weight:
 def product(x: Tensor, weight: Weight, times: Tensor | None = None) -> Tensor:
     """x weight^T, or that times another tensor.
 
-    F.linear, by way of oneDNN where the weight was packed for it: its float32 products on a CPU are faster than those
-    behind F.linear, and multiply while the result is in the cache (docs/performance.md).
+    F.linear, by way of our own kernels or of oneDNN where the weight was packed for them: their float32 products on a
+    CPU are faster than those behind F.linear (docs/performance.md).
     """
     value, packed = weight.value, weight.packed
-    if packed is None:
+    if weight.native is not None:
+        out = kernels.linear(x, value, weight.native)
+    elif packed is None:
         out = F.linear(x, value)
     elif torch.is_grad_enabled() and (x.requires_grad or value.requires_grad):
         out = _Product.apply(x, value, packed)  # type: ignore[no-untyped-call]
@@ -142,6 +144,12 @@ class _Norm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, added: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """Parameter-free RMSNorm over the last axis, of x or of the residual sum x + added * mask."""
+    if lib := kernels.served(x, rows=x.shape[-1:]):
+        return kernels.norm(lib, x, added, mask, plain_norm)
+    return plain_norm(x, added, mask)
+
+
+def plain_norm(x: Tensor, added: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     out: Tensor = _Norm.apply(x, added, mask)  # type: ignore[no-untyped-call]
     return out
 
@@ -179,6 +187,10 @@ class SwiWeights:
     down: Weight
 
 
+Swi = SwiWeights | kernels.Swi
+"""For products one by one, or for our own kernels, which do all of it at once."""
+
+
 class SwiGLU(nn.Module):
     """Of `hears` states side by side, where there are several, it makes one."""
 
@@ -189,12 +201,28 @@ class SwiGLU(nn.Module):
         self.down = linear(inner, width)
         self.conv = nn.Conv1d(inner, inner, kernel_size=2, padding=1, groups=inner) if conv else None
 
-    def weights(self, rows: int | None) -> SwiWeights:
+    def weights(self, rows: int | None) -> Swi:
+        """For products with about so many rows; None leaves them as they are."""
+        both, down = self.up.weight, self.down.weight
+        if (
+            rows is not None
+            and self.conv is None
+            and (lib := kernels.served(both, down, rows=(*both.shape, *down.shape)))
+        ):
+            return kernels.Swi(lib, both, down, self._plain)
         # Two products instead of one: the element-wise half then reads contiguous memory (docs/performance.md).
-        gate, up = self.up.weight.chunk(2)
-        return SwiWeights(*(Weight.pack(w, rows) for w in (gate, up, self.down.weight)))
+        return SwiWeights(*(Weight.pack(w, rows) for w in (*both.chunk(2), down)))
 
-    def forward(self, x: Tensor, weights: SwiWeights, mask: Tensor | None = None) -> Tensor:
+    def across(self, rows: int | None, width: int) -> Swi:
+        """The same for `along_tokens` of examples of this width, with so many rows in all."""
+        both, down = self.up.weight, self.down.weight
+        if rows is not None and kernels.fits_across(*down.shape) and (lib := kernels.served(both, down, rows=(width,))):
+            return kernels.Swi(lib, both, down, self._plain_across)
+        return self.weights(rows)
+
+    def forward(self, x: Tensor, weights: Swi, mask: Tensor | None = None) -> Tensor:
+        if isinstance(weights, kernels.Swi):
+            return kernels.swiglu(x, weights, mask, None, joined=False)
         x = x.contiguous()
         gate = product(x, weights.gate)
         if gate.requires_grad or mask is not None:
@@ -203,11 +231,42 @@ class SwiGLU(nn.Module):
         else:
             mid = product(x, weights.up, times=F.silu(gate, inplace=True))
         if self.conv is not None:
-            along = _two_taps if weights.down.packed is not None else _convolved
+            along = _two_taps if weights.down.packed is not None or weights.down.native is not None else _convolved
             mid = F.silu(along(mid, self.conv))
             if mask is not None:
                 mid = mid * mask
         return product(mid, weights.down)
+
+    def joined(self, x: Tensor, weights: Swi, mask: Tensor | None, dropped: Tensor | None) -> Tensor:
+        """The norm of x plus what this makes of it times `dropped`."""
+        if isinstance(weights, kernels.Swi):
+            return kernels.swiglu(x, weights, mask, dropped, joined=True)
+        return rms_norm(x, self(x, weights, mask), dropped)
+
+    def along_tokens(self, x: Tensor, weights: Swi, dropped: Tensor | None, joined: bool) -> Tensor:
+        """The same across the tokens of x [B, tokens, width], norm and all; without the norm, what is to be added."""
+        if isinstance(weights, kernels.Swi):
+            return kernels.across(x, weights, dropped, joined)
+        turned = x.transpose(1, 2)
+        if not joined:
+            return self(turned, weights).transpose(1, 2)  # type: ignore[no-any-return]
+        return self.joined(turned, weights, None, None if dropped is None else dropped.transpose(1, 2)).transpose(1, 2)
+
+    @staticmethod
+    def plainly(both: Tensor, down: Tensor) -> SwiWeights:
+        return SwiWeights(*(Weight(w) for w in (*both.chunk(2), down)))
+
+    def _plain(
+        self, x: Tensor, both: Tensor, down: Tensor, mask: Tensor | None, dropped: Tensor | None, joined: bool
+    ) -> Tensor:
+        out: Tensor = self(x, self.plainly(both, down), mask)
+        return plain_norm(x, out, dropped) if joined else out
+
+    def _plain_across(
+        self, x: Tensor, both: Tensor, down: Tensor, mask: Tensor | None, dropped: Tensor | None, joined: bool
+    ) -> Tensor:
+        dropped = None if dropped is None else dropped.transpose(1, 2)
+        return self._plain(x.transpose(1, 2), both, down, mask, dropped, joined).transpose(1, 2)
 
 
 def _convolved(x: Tensor, conv: nn.Conv1d) -> Tensor:

@@ -15,9 +15,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ponder.config.schema import ModelConfig
+from ponder.model import kernels
 from ponder.model.products import linear, rms_norm
 
 
@@ -56,14 +58,27 @@ class Update(nn.Module):
         """`total` is z_H + z_L + x, what the gate looks at. Returns the new state and the ratio, if it was needed."""
         if self.tau is None and self.gate is None:
             return (rms_norm(candidate) if self.norm else candidate), None
+        lib = None if self.exact else kernels.served(old, candidate, total, rows=old.shape[-1:])
+        if lib is None:
+            return self.plain(old, candidate, total, *self._gate())
+        plain = lambda *given: self.plain(*given)[0]  # noqa: E731
+        new, ratio = kernels.update(lib, old, candidate, total, self.tau, self._gate(), self.norm, plain)
+        return new, None if self.tau is None else ratio
+
+    def _gate(self) -> tuple[Tensor | None, Tensor | None]:
+        return (None, None) if self.gate is None else (self.gate.weight, self.gate.bias)
+
+    def plain(
+        self, old: Tensor, candidate: Tensor, total: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         delta = candidate - old
         ratio = scale = None
         if self.tau is not None:
             with torch.set_grad_enabled(self.exact and torch.is_grad_enabled()):
                 ratio = relative_size(delta, old)
                 scale = (ratio / self.tau).clamp(min=1.0).reciprocal()
-        if self.gate is not None:
-            opened = torch.sigmoid(self.gate(total)).to(delta.dtype)
+        if weight is not None:
+            opened = torch.sigmoid(F.linear(total, weight, bias)).to(delta.dtype)
             scale = opened if scale is None else scale * opened
         assert scale is not None
         new = torch.addcmul(old, delta, scale)

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Lists, Told, Tree
 from ponder.config.schema import ModelConfig
-from ponder.model.products import SwiGLU, SwiWeights, plain_only
+from ponder.model import kernels
+from ponder.model.products import Swi, SwiGLU, plain_norm, plain_only, rms_norm
 
 
 class Relations(nn.Module):
@@ -43,6 +44,7 @@ class Relations(nn.Module):
         self.register_buffer("gather", torch.tensor(told.gather), persistent=False)
         self.register_buffer("tell", torch.tensor(told.tell), persistent=False)
         self.ends = Ends.of(self.prefix, self.symbols, told)
+        self.board = kernels.Board.of(self.prefix, self.symbols, [*self.counts.values()], told.gather, told.tell)
         kinds = [*self.counts]
         kinds += ["symbols"] if self.symbols > 1 else []
         kinds += ["mean"] if config.halting != "asked" else []
@@ -52,7 +54,7 @@ class Relations(nn.Module):
             self.nodes = geometry.tree.most
             self.kinds["tree"] = SwiGLU(config.width, config, hears=LINKS)
 
-    def weights(self, batch: int | None) -> dict[str, SwiWeights]:
+    def weights(self, batch: int | None) -> dict[str, Swi]:
         rows = {kind: count * self.symbols for kind, count in self.counts.items()}
         rows |= {"symbols": self.tokens, "mean": 1, "tree": self.nodes}
         return {
@@ -60,7 +62,7 @@ class Relations(nn.Module):
             for kind, mlp in self.kinds.items()
         }
 
-    def forward(self, x: Tensor, weights: dict[str, SwiWeights], links: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, weights: dict[str, Swi], links: Tensor | None = None) -> Tensor:
         plain = plain_only(x)
         heard = self.heard(x) if plain else Heard(*_Hear.apply(x, self.ends))  # type: ignore[no-untyped-call]
         parts = heard.groups.split(list(self.counts.values()), dim=1)
@@ -75,7 +77,20 @@ class Relations(nn.Module):
         out: Tensor = self.told(*ends) if plain else _Tell.apply(*ends, self.ends)  # type: ignore[no-untyped-call]
         return out if links is None else out + self.along(x, links, weights["tree"])
 
-    def along(self, x: Tensor, links: Tensor, weights: SwiWeights) -> Tensor:
+    def joined(self, x: Tensor, weights: dict[str, Swi], links: Tensor | None, dropped: Tensor | None) -> Tensor:
+        """The norm of x plus what its positions are told times `dropped`."""
+        kinds = [swi for swi in weights.values() if isinstance(swi, kernels.Swi)]
+        if links is not None or self.board is None or len(kinds) < len(weights) or kernels.served(x) is None:
+            return rms_norm(x, self(x, weights, links), dropped)
+
+        def plain(x: Tensor, *both: Tensor) -> Tensor:
+            pairs = zip(both[::2], both[1::2], strict=True)
+            parts = {kind: self.kinds[kind].plainly(*pair) for kind, pair in zip(weights, pairs, strict=True)}  # type: ignore[operator]
+            return plain_norm(x, self(x, parts), dropped)
+
+        return kernels.relations(x, self.board, kinds, dropped, plain)
+
+    def along(self, x: Tensor, links: Tensor, weights: Swi) -> Tensor:
         """[B, positions, width] what nodes hear from each other; nothing is told to all else."""
         batch, length, width = x.shape
         links = links + self.prefix

@@ -1,0 +1,136 @@
+"""C that this machine's own compiler turned into machine code: compiled once, kept between runs, shared by threads.
+
+Where there is no compiler, or the processor is another one, there is nothing here, and whoever asks does without.
+"""
+
+import ctypes
+import hashlib
+import os
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ponder.base import files
+
+SWITCH = "PONDER_NATIVE"
+"""The variable that turns it off, with 0."""
+LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
+"""What torch makes use of here -> what a compiler may make use of, on any machine that has it."""
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+PATIENCE = 120
+"""Seconds that the compiler has."""
+
+Argument = Tensor | int | float | None
+
+
+class Library:
+    """Functions of a C file, called with tensors for pointers, None for none, and numbers."""
+
+    def __init__(self, loaded: ctypes.CDLL, signatures: dict[str, str]) -> None:
+        kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "f": ctypes.c_float}
+        self._functions = {}
+        for name, kind in signatures.items():
+            function = getattr(loaded, name)
+            function.argtypes, function.restype = [kinds[k] for k in kind], None
+            self._functions[name] = function
+
+    def __call__(self, name: str, *values: Argument) -> None:
+        self._functions[name](*(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+
+    def shared(self, count: int, least: int, work: Callable[[int, int, int], None]) -> None:
+        """work(first, last, part) over range(count), in as many parts as torch has threads and `least` allows; the
+        calls of this library let other threads run."""
+        parts = sharing(count, least)
+        if parts == 1:
+            work(0, count, 0)
+            return
+        ends = [count * part // parts for part in range(parts + 1)]
+        others = [_pool().submit(work, ends[part], ends[part + 1], part) for part in range(1, parts)]
+        work(0, ends[1], 0)
+        for other in others:
+            other.result()
+
+
+def sharing(count: int, least: int) -> int:
+    """Parts of `count` things that threads do at a time, each of at least so many."""
+    return max(1, min(torch.get_num_threads(), count // max(1, least)))
+
+
+_lock = threading.Lock()
+_threads: list[ThreadPoolExecutor] = []
+
+
+def _pool() -> ThreadPoolExecutor:
+    with _lock:
+        if not _threads:
+            _threads.append(ThreadPoolExecutor(max(1, (os.cpu_count() or 1) - 1), "ponder-native"))
+        return _threads[0]
+
+
+if hasattr(os, "register_at_fork"):  # threads stay behind in the parent
+    os.register_at_fork(after_in_child=_threads.clear)
+
+
+class Missing(Exception):
+    """Why there is no library; the text is for people."""
+
+
+def folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ponder" / "native"
+
+
+@cache
+def _loaded(source: Path, level: str) -> ctypes.CDLL | Missing:
+    try:
+        march = f"-march={LEVELS[level]}"
+    except KeyError:
+        return Missing(f"made for processors with AVX2 or AVX-512, and torch says {level}")
+    name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in (*FLAGS, march))])).hexdigest()
+    kept = folder() / f"{source.stem}-{level.lower()}-{name[:16]}.so"
+    with suppress(OSError):
+        return ctypes.CDLL(str(kept))
+    with tempfile.TemporaryDirectory(prefix="ponder-native-") as scratch:
+        made = Path(scratch) / kept.name
+        words = [os.environ.get("CC") or "cc", *FLAGS, march, str(source), "-o", str(made), "-lm"]
+        try:
+            done = subprocess.run(
+                words, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            return Missing(f"no C compiler: {words[0]} cannot be run ({error})")
+        if done.returncode != 0:
+            return Missing(f"{words[0]} cannot compile it: {(done.stderr.strip() or 'no word').splitlines()[0]}")
+        with suppress(OSError):  # a folder that cannot be written costs a second at every start
+            files.write(kept, made.read_bytes())
+        try:
+            return ctypes.CDLL(str(made))
+        except OSError as error:
+            return Missing(f"what {words[0]} made cannot be loaded: {error}")
+
+
+_off: list[bool] = []
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """For a while, do without: as where there is no compiler."""
+    _off.append(True)
+    try:
+        yield
+    finally:
+        _off.pop()
+
+
+def find(source: Path) -> ctypes.CDLL | Missing:
+    """The library of a C file, compiled if need be, or why there is none."""
+    if _off or os.environ.get(SWITCH) == "0":
+        return Missing(f"turned off by {SWITCH}=0")
+    return _loaded(source, torch.backends.cpu.get_cpu_capability())

@@ -1,0 +1,747 @@
+/* The sublayers of a layer on a CPU, each in one pass over rows that stay in the cache: products, gates, norms and all.
+
+   The plain forms in products.py, attention.py, relations.py and recurrence.py say what is computed; tests/model/
+   test_kernels.py holds each of these against its plain form. Compiled on this machine by base/native.py, for AVX2 or
+   AVX-512. All arrays are float32 and contiguous. `first` and `last` are the examples or rows that one call does, so that
+   several threads can share the work; sums over rows (gradients of weights) belong to the caller's own buffers. */
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define V 16    /* floats in a vector */
+#define PANEL 4 /* vectors of a row of a packed weight that a tile takes at a time */
+#elif defined(__AVX2__) && defined(__FMA__)
+#define V 8
+#define PANEL 2
+#else
+#error "neither AVX-512 nor AVX2 with FMA"
+#endif
+
+#define WIDE (PANEL * V)
+#define ROWS 48 /* of a block: a multiple of every tile's height; its temporaries stay in the second-level cache */
+#define EPS 1e-5f
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+
+typedef float vf __attribute__((vector_size(4 * V)));
+typedef int32_t vi __attribute__((vector_size(4 * V)));
+typedef uint32_t vu __attribute__((vector_size(4 * V)));
+typedef float anywhere __attribute__((vector_size(4 * V), aligned(4), may_alias));
+
+INLINE vf load(const float *p) { return *(const anywhere *)p; }
+INLINE void store(float *p, vf x) { *(anywhere *)p = x; }
+INLINE vf all(float x) { return x - (vf){0}; }
+/* Of two; where one is no number, the second. */
+#if V == 16
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+#else
+INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+#endif
+
+INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~where & (vi)no)); }
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLED(x, ...) __builtin_shufflevector(x, x, __VA_ARGS__)
+#else
+#define SHUFFLED(x, ...) __builtin_shuffle(x, (vi){__VA_ARGS__})
+#endif
+
+#if V == 16
+#define SWAPPED(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#else
+#define SWAPPED(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6)
+#endif
+
+INLINE float total(vf x) {
+#if V == 16
+    x += SHUFFLED(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+    x += SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
+    x += SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+#else
+    x += SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3);
+    x += SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5);
+#endif
+    x += SWAPPED(x);
+    return x[0];
+}
+
+/* Temporaries of this thread, kept from call to call. */
+static float *room(long floats) {
+    static __thread float *held;
+    static __thread long size;
+    if (floats > size) {
+        free(held);
+        size = floats + 4096;
+        held = aligned_alloc(64, (size_t)(size * 4 + 63) / 64 * 64);
+        if (!held) abort();
+    }
+    return held;
+}
+
+/* Functions ----------------------------------------------------------------------------------------------------------- */
+
+INLINE vf exponential(vf x) {
+    x = smaller(all(88.0f), larger(all(-87.0f), x));
+    const vf magic = all(12582912.0f);
+    vf shifted = x * all(1.44269504f) + magic;
+    vf n = shifted - magic;
+    vf r = x - n * all(0.693359375f) - n * all(-2.12194440e-4f);
+    vf p = all(1.9875691500e-4f);
+    p = p * r + all(1.3981999507e-3f);
+    p = p * r + all(8.3334519073e-3f);
+    p = p * r + all(4.1665795894e-2f);
+    p = p * r + all(1.6666665459e-1f);
+    p = p * r + all(5.0000001201e-1f);
+    p = p * r * r + r + all(1.0f);
+    return (vf)((vi)p + ((vi)shifted << 23));
+}
+
+INLINE vf sigmoid(vf x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }
+
+INLINE vf logarithm(vf x) { /* of normal positive numbers */
+    vi bits = (vi)x;
+    vi e = (bits >> 23) - 126;
+    vf m = (vf)((bits & 0x007fffff) | 0x3f000000);
+    vi low = m < all(0.70710678f);
+    m = pick(low, m + m, m) - all(1.0f);
+    vf n = __builtin_convertvector(e + low, vf);
+    vf z = m * m;
+    vf p = all(7.0376836292e-2f);
+    p = p * m + all(-1.1514610310e-1f);
+    p = p * m + all(1.1676998740e-1f);
+    p = p * m + all(-1.2420140846e-1f);
+    p = p * m + all(1.4249322787e-1f);
+    p = p * m + all(-1.6668057665e-1f);
+    p = p * m + all(2.0000714765e-1f);
+    p = p * m + all(-2.4999993993e-1f);
+    p = p * m + all(3.3333331174e-1f);
+    p = p * m * z + n * all(-2.12194440e-4f) - all(0.5f) * z;
+    return m + p + n * all(0.693359375f);
+}
+
+/* cos and sin of a whole turn times u, 0 <= u < 1 */
+INLINE void circle(vf u, vf *cosine, vf *sine) {
+    const vf magic = all(12582912.0f);
+    vf shifted = u * all(4.0f) + magic;
+    vi quarter = (vi)shifted & 3;
+    vf a = (u - (shifted - magic) * all(0.25f)) * all(6.28318531f);
+    vf z = a * a;
+    vf s = ((all(-1.9515295891e-4f) * z + all(8.3321608736e-3f)) * z + all(-1.6666654611e-1f)) * z * a + a;
+    vf c = ((all(2.443315711809948e-5f) * z + all(-1.388731625493765e-3f)) * z + all(4.166664568298827e-2f)) * z * z -
+           all(0.5f) * z + all(1.0f);
+    vi odd = (quarter & 1) != 0;
+    vf x = pick(odd, s, c), y = pick(odd, c, s);
+    *cosine = (vf)((vi)x ^ (((quarter + 1) & 2) << 30));
+    *sine = (vf)((vi)y ^ ((quarter & 2) << 30));
+}
+
+/* Products ------------------------------------------------------------------------------------------------------------ */
+
+/* `high` rows and `wide` vectors of c = a b, or c + a b. Element (i, p) of a is at a[i * am + p * ak]. */
+INLINE void tile(const int high, const int wide, long k, const float *a, long am, long ak, const float *b, long bk,
+                 float *c, long ldc, int add) {
+    vf sum[12][PANEL];
+    UNROLL for (int i = 0; i < high; i++) UNROLL for (int j = 0; j < wide; j++) sum[i][j] = (vf){0};
+    for (long p = 0; p < k; p++) {
+        vf x[PANEL];
+        UNROLL for (int j = 0; j < wide; j++) x[j] = load(b + p * bk + j * V);
+        UNROLL for (int i = 0; i < high; i++) UNROLL for (int j = 0; j < wide; j++) sum[i][j] += a[i * am + p * ak] * x[j];
+    }
+    UNROLL for (int i = 0; i < high; i++) UNROLL for (int j = 0; j < wide; j++) {
+        float *at = c + i * ldc + j * V;
+        store(at, add ? load(at) + sum[i][j] : sum[i][j]);
+    }
+}
+
+#define TILE(HIGH, WIDE_) tile(HIGH, WIDE_, k, a + i * am, am, ak, b, bk, c + i * ldc, ldc, add)
+#define REST(HIGH, WIDE_) case HIGH: TILE(HIGH, WIDE_); break;
+#define PANELS(WIDE_, HIGH, MORE)                                                                                     \
+    static void panel##WIDE_(long m, long k, const float *a, long am, long ak, const float *b, long bk, float *c,     \
+                             long ldc, int add) {                                                                     \
+        long i = 0;                                                                                                   \
+        for (; i + HIGH <= m; i += HIGH) TILE(HIGH, WIDE_);                                                           \
+        switch (m - i) { MORE(WIDE_) }                                                                                \
+    }
+#define TO5(W) REST(1, W) REST(2, W) REST(3, W) REST(4, W) REST(5, W)
+#define TO7(W) TO5(W) REST(6, W) REST(7, W)
+#define TO11(W) TO7(W) REST(8, W) REST(9, W) REST(10, W) REST(11, W)
+PANELS(1, 12, TO11)
+#if PANEL == 4
+PANELS(2, 12, TO11)
+PANELS(3, 8, TO7)
+PANELS(4, 6, TO5)
+#else
+PANELS(2, 6, TO5)
+#endif
+
+/* c[m, n] = a b (+ c), n a multiple of V. ldb 0: b is packed (see `pack`); else its rows are so far apart. */
+static void product(long m, long n, long k, const float *a, long am, long ak, const float *b, long ldb, float *c,
+                    long ldc, int add) {
+    for (long j = 0; j < n; j += WIDE) {
+        long wide = n - j < WIDE ? n - j : WIDE;
+        const float *at = b + (ldb ? j : j * k);
+        long bk = ldb ? ldb : wide;
+        switch (wide / V) {
+        case 1: panel1(m, k, a, am, ak, at, bk, c + j, ldc, add); break;
+        case 2: panel2(m, k, a, am, ak, at, bk, c + j, ldc, add); break;
+#if PANEL == 4
+        case 3: panel3(m, k, a, am, ak, at, bk, c + j, ldc, add); break;
+        case 4: panel4(m, k, a, am, ak, at, bk, c + j, ldc, add); break;
+#endif
+        }
+    }
+}
+
+/* [k, n] with element (p, j) at from[p * fk + j * fn] -> panels of WIDE columns, row after row. */
+void pack(long k, long n, const float *from, long fk, long fn, float *to) {
+    for (long j = 0; j < n; j += WIDE) {
+        long wide = n - j < WIDE ? n - j : WIDE;
+        if (fk == 1)
+            for (long i = 0; i < wide; i++)
+                for (long p = 0; p < k; p++) to[j * k + p * wide + i] = from[p + (j + i) * fn];
+        else
+            for (long p = 0; p < k; p++)
+                for (long i = 0; i < wide; i++) to[j * k + p * wide + i] = from[p * fk + (j + i) * fn];
+    }
+}
+
+/* Rows of a linear layer: y = x w^T with w^T [in, out] packed; its input's gradient is the same with w. */
+void linear(long first, long last, long in, long out, const float *x, const float *packed, float *y) {
+    for (long r = first; r < last; r += ROWS) {
+        long rows = last - r < ROWS ? last - r : ROWS;
+        product(rows, out, in, x + r * in, in, 1, packed, 0, y + r * out, out, 0);
+    }
+}
+
+/* d_weight[out, in] += grad^T x */
+void linear_weight(long first, long last, long in, long out, const float *grad, const float *x, float *d_weight) {
+    for (long r = first; r < last; r += ROWS) {
+        long rows = last - r < ROWS ? last - r : ROWS;
+        product(out, in, rows, grad + r * out, 1, out, x + r * in, in, d_weight, in, 1);
+    }
+}
+
+/* The norm of a row -------------------------------------------------------------------------------------------------- */
+
+/* y = (x + added * mask) * scale, with the scale that makes its mean square 1; added and mask may be absent. */
+INLINE float normed(long n, const float *x, const float *added, const float *mask, float *y) {
+    vf squares = {0};
+    for (long i = 0; i < n; i += V) {
+        vf v = load(x + i);
+        if (added) v += mask ? load(added + i) * load(mask + i) : load(added + i);
+        squares += v * v;
+        store(y + i, v);
+    }
+    float scale = 1.0f / sqrtf(total(squares) / (float)n + EPS);
+    for (long i = 0; i < n; i += V) store(y + i, load(y + i) * scale);
+    return scale;
+}
+
+INLINE void normed_back(long n, const float *grad, const float *y, float scale, float *d_x) {
+    vf along = {0};
+    for (long i = 0; i < n; i += V) along += load(grad + i) * load(y + i);
+    float mean = total(along) / (float)n;
+    for (long i = 0; i < n; i += V) store(d_x + i, (load(grad + i) - load(y + i) * mean) * scale);
+}
+
+void norm_forward(long first, long last, long n, const float *x, const float *added, const float *mask, float *y,
+                  float *scale) {
+    for (long r = first; r < last; r++)
+        scale[r] = normed(n, x + r * n, added ? added + r * n : 0, mask ? mask + r * n : 0, y + r * n);
+}
+
+void norm_backward(long first, long last, long n, const float *grad, const float *y, const float *scale,
+                   const float *mask, float *d_x, float *d_added) {
+    for (long r = first; r < last; r++) {
+        normed_back(n, grad + r * n, y + r * n, scale[r], d_x + r * n);
+        if (mask)
+            for (long i = r * n; i < (r + 1) * n; i += V) store(d_added + i, load(d_x + i) * load(mask + i));
+    }
+}
+
+/* The gated MLP of rows ---------------------------------------------------------------------------------------------- */
+
+INLINE vf gated(vf gate, vf up) { return gate * sigmoid(gate) * up; }
+
+INLINE void gated_back(vf grad, vf gate, vf up, vf *d_gate, vf *d_up, vf *middle) {
+    vf share = sigmoid(gate);
+    vf silu = gate * share;
+    *middle = silu * up;
+    *d_up = grad * silu;
+    *d_gate = grad * up * share * (all(1.0f) + gate * (all(1.0f) - share));
+}
+
+/* y = down(silu(gate(x)) * up(x) * masked); `joined`: the norm of x plus that times `dropped`. `kept`, where there is a
+   backward pass to come: gate and up of every row side by side. */
+void swiglu_forward(long first, long last, long in, long inner, long out, const float *x, const float *gate_up,
+                    const float *down, const float *masked, const float *dropped, long joined, float *kept, float *y,
+                    float *scale) {
+    float *middle = room(ROWS * (inner + 2 * WIDE)), *spare = middle + ROWS * inner;
+    for (long r = first; r < last; r += ROWS) {
+        long rows = last - r < ROWS ? last - r : ROWS;
+        for (long j = 0; j < inner; j += WIDE) {
+            long wide = inner - j < WIDE ? inner - j : WIDE;
+            long apart = kept ? 2 * inner : 2 * WIDE;
+            float *gate = kept ? kept + r * 2 * inner + j : spare, *up = gate + (kept ? inner : WIDE);
+            product(rows, wide, in, x + r * in, in, 1, gate_up + j * in, 0, gate, apart, 0);
+            product(rows, wide, in, x + r * in, in, 1, gate_up + (inner + j) * in, 0, up, apart, 0);
+            for (long i = 0; i < rows; i++)
+                for (long q = 0; q < wide; q += V) {
+                    vf m = gated(load(gate + i * apart + q), load(up + i * apart + q));
+                    store(middle + i * inner + j + q, masked ? m * load(masked + (r + i) * inner + j + q) : m);
+                }
+        }
+        product(rows, out, inner, middle, inner, 1, down, 0, y + r * out, out, 0);
+        if (joined)
+            for (long i = r; i < r + rows; i++)
+                scale[i] = normed(out, x + i * out, y + i * out, dropped ? dropped + i * out : 0, y + i * out);
+    }
+}
+
+void swiglu_backward(long first, long last, long in, long inner, long out, const float *x, const float *gate_up_back,
+                     const float *down_back, const float *masked, const float *dropped, long joined, const float *kept,
+                     const float *y, const float *scale, const float *grad, float *d_x, float *d_gate_up, float *d_down) {
+    float *middle = room(ROWS * (3 * inner + 2 * out)), *d_both = middle + ROWS * inner, *joint = d_both + ROWS * 2 * inner,
+          *d_out = joint + ROWS * out;
+    for (long r = first; r < last; r += ROWS) {
+        long rows = last - r < ROWS ? last - r : ROWS;
+        const float *d = grad + r * out;
+        if (joined) {
+            for (long i = 0; i < rows; i++)
+                normed_back(out, grad + (r + i) * out, y + (r + i) * out, scale[r + i], joint + i * out);
+            d = joint;
+            if (dropped) {
+                for (long i = 0; i < rows * out; i += V) store(d_out + i, load(joint + i) * load(dropped + r * out + i));
+                d = d_out;
+            }
+        }
+        product(rows, inner, out, d, out, 1, down_back, 0, middle, inner, 0);
+        for (long i = 0; i < rows; i++)
+            for (long j = 0; j < inner; j += V) {
+                const float *both = kept + (r + i) * 2 * inner + j;
+                float *at = middle + i * inner + j, *back = d_both + i * 2 * inner + j;
+                vf mask = masked ? load(masked + (r + i) * inner + j) : all(1.0f), d_gate, d_up, m;
+                gated_back(load(at) * mask, load(both), load(both + inner), &d_gate, &d_up, &m);
+                store(at, m * mask);
+                store(back, d_gate);
+                store(back + inner, d_up);
+            }
+        if (joined) memcpy(d_x + r * in, joint, (size_t)(rows * in) * 4);
+        product(rows, in, 2 * inner, d_both, 2 * inner, 1, gate_up_back, 0, d_x + r * in, in, joined);
+        product(2 * inner, in, rows, d_both, 1, 2 * inner, x + r * in, in, d_gate_up, in, 1);
+        product(out, inner, rows, d, 1, out, middle, inner, d_down, inner, 1);
+    }
+}
+
+/* The gated MLP across the tokens of an example, [tokens, width] at a time: every column is one row of the above.------- */
+
+/* kept: [2 * inner, width] of each example. The norm of `joined` runs along the tokens, one scale for every column. */
+void across_forward(long first, long last, long tokens, long inner, long width, const float *x, const float *gate_up,
+                    const float *down, const float *dropped, long joined, float *kept, float *y, float *scale) {
+    float *middle = room(3 * inner * WIDE), *spare = middle + inner * WIDE;
+    for (long b = first; b < last; b++)
+        for (long w = 0; w < width; w += WIDE) {
+            long wide = width - w < WIDE ? width - w : WIDE;
+            long at = b * tokens * width + w, apart = kept ? width : WIDE;
+            float *both = kept ? kept + b * 2 * inner * width + w : spare;
+            product(2 * inner, wide, tokens, gate_up, tokens, 1, x + at, width, both, apart, 0);
+            for (long i = 0; i < inner; i++)
+                for (long q = 0; q < wide; q += V)
+                    store(middle + i * WIDE + q, gated(load(both + i * apart + q), load(both + (inner + i) * apart + q)));
+            product(tokens, wide, inner, down, inner, 1, middle, WIDE, y + at, width, 0);
+            if (joined)
+                for (long q = 0; q < wide; q += V) {
+                    vf squares = {0};
+                    for (long t = 0; t < tokens; t++) {
+                        long i = at + t * width + q;
+                        vf added = load(y + i);
+                        vf v = load(x + i) + (dropped ? added * load(dropped + i) : added);
+                        squares += v * v;
+                        store(y + i, v);
+                    }
+                    vf s = squares / all((float)tokens) + all(EPS);
+                    for (int i = 0; i < V; i++) s[i] = 1.0f / sqrtf(s[i]);
+                    store(scale + b * width + w + q, s);
+                    for (long t = 0; t < tokens; t++) store(y + at + t * width + q, load(y + at + t * width + q) * s);
+                }
+        }
+}
+
+/* c[m, n, V] += what a[m, .] and b[n, .] come to along the same columns, the V lanes apart. */
+#define LANES 4
+INLINE void lanes_tile(const int high, const int wide, long columns, const float *a, long lda, const float *b, long ldb,
+                       float *c, long n) {
+    vf sum[LANES][6];
+    UNROLL for (int i = 0; i < high; i++) UNROLL for (int j = 0; j < wide; j++) sum[i][j] = load(c + (i * n + j) * V);
+    for (long w = 0; w < columns; w += V) {
+        vf x[6];
+        UNROLL for (int j = 0; j < wide; j++) x[j] = load(b + j * ldb + w);
+        UNROLL for (int i = 0; i < high; i++) {
+            vf left = load(a + i * lda + w);
+            UNROLL for (int j = 0; j < wide; j++) sum[i][j] += left * x[j];
+        }
+    }
+    UNROLL for (int i = 0; i < high; i++) UNROLL for (int j = 0; j < wide; j++) store(c + (i * n + j) * V, sum[i][j]);
+}
+
+static void lanes(long m, long n, long columns, const float *a, long lda, const float *b, long ldb, float *c) {
+    long i = 0, j = 0;
+    const int wide = PANEL == 4 ? 6 : 2;
+    for (; i + LANES <= m; i += LANES) {
+        for (j = 0; j + wide <= n; j += wide)
+            lanes_tile(LANES, wide, columns, a + i * lda, lda, b + j * ldb, ldb, c + (i * n + j) * V, n);
+        for (; j < n; j++) lanes_tile(LANES, 1, columns, a + i * lda, lda, b + j * ldb, ldb, c + (i * n + j) * V, n);
+    }
+    for (; i < m; i++)
+        for (j = 0; j < n; j++) lanes_tile(1, 1, columns, a + i * lda, lda, b + j * ldb, ldb, c + (i * n + j) * V, n);
+}
+
+void across_backward(long first, long last, long tokens, long inner, long width, const float *x, const float *gate_up,
+                     const float *down, const float *dropped, long joined, const float *kept, const float *y,
+                     const float *scale, const float *grad, float *d_x, float *d_gate_up, float *d_down) {
+    long weights = tokens * inner * V;
+    float *joint = room((2 * tokens + 3 * inner) * WIDE + 3 * weights), *d_out = joint + tokens * WIDE,
+          *middle = d_out + tokens * WIDE, *d_both = middle + inner * WIDE, *lane_up = d_both + 2 * inner * WIDE,
+          *lane_down = lane_up + 2 * weights;
+    memset(lane_up, 0, (size_t)(3 * weights) * 4);
+    for (long b = first; b < last; b++)
+        for (long w = 0; w < width; w += WIDE) {
+            long wide = width - w < WIDE ? width - w : WIDE, at = b * tokens * width + w;
+            for (long q = 0; q < wide; q += V) {
+                vf mean = {0}, s = joined ? load(scale + b * width + w + q) : all(1.0f);
+                if (joined) {
+                    for (long t = 0; t < tokens; t++) mean += load(grad + at + t * width + q) * load(y + at + t * width + q);
+                    mean /= all((float)tokens);
+                }
+                for (long t = 0; t < tokens; t++) {
+                    long i = at + t * width + q;
+                    vf d = load(grad + i);
+                    if (joined) d = (d - load(y + i) * mean) * s;
+                    store(joint + t * WIDE + q, d);
+                    store(d_out + t * WIDE + q, dropped ? d * load(dropped + i) : d);
+                }
+            }
+            product(inner, wide, tokens, down, 1, inner, d_out, WIDE, middle, WIDE, 0);
+            const float *both = kept + b * 2 * inner * width + w;
+            for (long i = 0; i < inner; i++)
+                for (long q = 0; q < wide; q += V) {
+                    vf d_gate, d_up, m;
+                    gated_back(load(middle + i * WIDE + q), load(both + i * width + q), load(both + (inner + i) * width + q),
+                               &d_gate, &d_up, &m);
+                    store(middle + i * WIDE + q, m);
+                    store(d_both + i * WIDE + q, d_gate);
+                    store(d_both + (inner + i) * WIDE + q, d_up);
+                }
+            for (long t = 0; t < tokens; t++)
+                for (long q = 0; q < wide; q += V)
+                    store(d_x + at + t * width + q, joined ? load(joint + t * WIDE + q) : (vf){0});
+            product(tokens, wide, 2 * inner, gate_up, 1, tokens, d_both, WIDE, d_x + at, width, 1);
+            lanes(2 * inner, tokens, wide, d_both, WIDE, x + at, width, lane_up);
+            lanes(tokens, inner, wide, d_out, WIDE, middle, WIDE, lane_down);
+        }
+    for (long i = 0; i < 2 * tokens * inner; i++) d_gate_up[i] += total(load(lane_up + i * V));
+    for (long i = 0; i < tokens * inner; i++) d_down[i] += total(load(lane_down + i * V));
+}
+
+/* The state update: bounded, gated, normed --------------------------------------------------------------------------- */
+
+/* rows[r]: ratio, bound's scale, the gate's opening, the norm's scale. tau 0: no bound; weight 0: no gate. */
+void update_forward(long first, long last, long n, const float *old, const float *candidate, const float *seen, float tau,
+                    const float *weight, const float *bias, long norm, float *y, float *rows) {
+    for (long r = first; r < last; r++) {
+        const float *z = old + r * n, *c = candidate + r * n;
+        float *at = rows + r * 4;
+        vf size = {0}, before = {0}, dot = {0};
+        for (long i = 0; i < n; i += V) {
+            vf a = load(z + i), d = load(c + i) - a;
+            size += d * d;
+            before += a * a;
+            if (weight) dot += load(seen + r * n + i) * load(weight + i);
+        }
+        at[0] = tau > 0 ? sqrtf(total(size)) / (sqrtf(total(before)) + 1e-8f) : 0;
+        at[1] = tau > 0 ? 1.0f / (at[0] / tau < 1.0f ? 1.0f : at[0] / tau) : 1.0f;
+        at[2] = weight ? sigmoid(all(total(dot) + bias[0]))[0] : 1.0f;
+        at[3] = 1.0f;
+        float share = at[1] * at[2];
+        vf squares = {0};
+        for (long i = 0; i < n; i += V) {
+            vf a = load(z + i), v = a + (load(c + i) - a) * share;
+            squares += v * v;
+            store(y + r * n + i, v);
+        }
+        if (norm) {
+            at[3] = 1.0f / sqrtf(total(squares) / (float)n + EPS);
+            for (long i = 0; i < n; i += V) store(y + r * n + i, load(y + r * n + i) * at[3]);
+        }
+    }
+}
+
+/* The bound's scale counts as a constant. d_gate: [n] of its weight, then its bias. */
+void update_backward(long first, long last, long n, const float *old, const float *candidate, const float *seen,
+                     const float *weight, long norm, const float *y, const float *rows, const float *grad, float *d_old,
+                     float *d_candidate, float *d_seen, float *d_gate) {
+    float *d = room(n);
+    for (long r = first; r < last; r++) {
+        const float *at = rows + r * 4, *from = grad + r * n;
+        float share = at[1] * at[2];
+        if (norm) normed_back(n, from, y + r * n, at[3], d), from = d;
+        vf moved = {0};
+        for (long i = 0; i < n; i += V) {
+            vf g = load(from + i);
+            moved += g * (load(candidate + r * n + i) - load(old + r * n + i));
+            store(d_candidate + r * n + i, g * share);
+            store(d_old + r * n + i, g - g * share);
+        }
+        if (weight) {
+            float logit = total(moved) * at[1] * at[2] * (1.0f - at[2]);
+            for (long i = 0; i < n; i += V) {
+                store(d_seen + r * n + i, load(weight + i) * logit);
+                store(d_gate + i, load(d_gate + i) + load(seen + r * n + i) * logit);
+            }
+            d_gate[n] += logit;
+        }
+    }
+}
+
+/* Noise: eta times a position's norm times standard normal numbers, those of base/rng.py ------------------------------ */
+
+INLINE vf unit(long first, uint32_t low, uint32_t odd) { /* numbers first, first + 1, ... of a key, inside (0, 1) */
+    vu x;
+    for (int i = 0; i < V; i++) x[i] = (uint32_t)(first + i);
+    x = ((x * 2654435769u) ^ low) * odd;
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    x = (x ^ (x >> 16)) >> 8;
+    return (__builtin_convertvector((vi)x, vf) + all(0.5f)) * all(0x1p-24f);
+}
+
+/* out[b] of [positions, n]; positions * n a multiple of 2 V */
+void noise(long first, long last, long positions, long n, const float *u, const int64_t *key, float eta, float *out) {
+    float *size = room(positions);
+    long half = positions * n / 2;
+    for (long b = first; b < last; b++) {
+        uint32_t low = (uint32_t)key[b], odd = (uint32_t)((uint64_t)key[b] >> 32) | 1u;
+        const float *from = u + b * positions * n;
+        float *to = out + b * positions * n;
+        for (long p = 0; p < positions; p++) {
+            vf squares = {0};
+            for (long i = p * n; i < (p + 1) * n; i += V) squares += load(from + i) * load(from + i);
+            size[p] = eta * sqrtf(total(squares));
+        }
+        for (long i = 0; i < half; i += V) {
+            vf c, s, radius = logarithm(unit(i, low, odd)) * all(-2.0f);
+            for (int q = 0; q < V; q++) radius[q] = sqrtf(radius[q]);
+            circle(unit(half + i, low, odd), &c, &s);
+            store(to + i, radius * c * size[i / n]);
+            store(to + half + i, radius * s * size[(half + i) / n]);
+        }
+    }
+}
+
+/* Attention of short sequences ---------------------------------------------------------------------------------------- */
+
+static long whole(long n) { return (n + 15) / 16 * 16; } /* whatever the vector, as kernels.py has it */
+
+/* Pairs side by side turned; `turn`: cosines, each twice, and `apart` after them sines, the first of two negative. */
+INLINE vf turned_by(vf x, const float *turn, long apart, float sign) {
+    return x * load(turn) + SWAPPED(x) * load(turn + apart) * sign;
+}
+
+/* One head of one example: `part` 0, 1 or 2 of qkv [tokens, 3, heads, size], dropped out, turned and scaled, as rows of
+   whole(size) floats, the rest zeros. */
+static void head_of(long tokens, long heads, long size, long head, int part, const float *qkv, const float *mask,
+                    const float *turn, float scale, float *to) {
+    long width = heads * size, apart = whole(size);
+    for (long t = 0; t < tokens; t++) {
+        long at = t * 3 * width + part * width + head * size;
+        for (long i = 0; i < apart; i += V) {
+            vf x = {0};
+            if (i + V <= size) {
+                x = load(qkv + at + i);
+                if (mask) x *= load(mask + at + i);
+            } else
+                for (long j = i; j < size; j++) x[j - i] = qkv[at + j] * (mask ? mask[at + j] : 1.0f);
+            if (turn && part < 2) x = turned_by(x, turn + t * 2 * apart + i, apart, 1.0f);
+            store(to + t * apart + i, x * scale);
+        }
+    }
+}
+
+/* The way back: gradients of one head's part into d_qkv. */
+static void head_back(long tokens, long heads, long size, long head, int part, const float *rows, const float *mask,
+                      const float *turn, float scale, float *d_qkv) {
+    long width = heads * size, apart = whole(size);
+    for (long t = 0; t < tokens; t++) {
+        long at = t * 3 * width + part * width + head * size;
+        for (long i = 0; i < size; i += V) {
+            vf x = load(rows + t * apart + i) * scale;
+            if (turn && part < 2) x = turned_by(x, turn + t * 2 * apart + i, apart, -1.0f);
+            if (mask && i + V <= size) x *= load(mask + at + i);
+            if (i + V <= size)
+                store(d_qkv + at + i, x);
+            else
+                for (long j = i; j < size; j++) d_qkv[at + j] = x[j - i] * (mask ? mask[at + j] : 1.0f);
+        }
+    }
+}
+
+static void transposed(long rows, long columns, const float *from, long apart, float *to, long wide) {
+    for (long j = 0; j < columns; j++) {
+        for (long i = 0; i < rows; i++) to[j * wide + i] = from[i * apart + j];
+        for (long i = rows; i < wide; i++) to[j * wide + i] = 0;
+    }
+}
+
+/* qkv [examples, tokens, 3, heads, size] -> y [examples, tokens, heads * size]. kept: the weights that every token gives to
+   the others, rows of whole(tokens) floats. bias: [examples, tokens], added to the scores of each key. */
+void attention_forward(long first, long last, long tokens, long heads, long size, const float *qkv, const float *mask,
+                       const float *turn, const float *bias, float *kept, float *y) {
+    long apart = whole(size), wide = whole(tokens), width = heads * size;
+    float *q = room(tokens * 4 * apart + apart * wide + (tokens + 1) * wide), *k = q + tokens * apart,
+          *v = k + tokens * apart, *mixed = v + tokens * apart, *turned = mixed + tokens * apart,
+          *shut = turned + apart * wide, *spare = shut + wide;
+    for (long b = first; b < last; b++) {
+        for (long i = 0; i < wide; i++) shut[i] = i >= tokens ? -INFINITY : bias ? bias[b * tokens + i] : 0;
+        for (long h = 0; h < heads; h++) {
+            const float *from = qkv + b * tokens * 3 * width, *m = mask ? mask + b * tokens * 3 * width : 0;
+            float *share = kept ? kept + (b * heads + h) * tokens * wide : spare;
+            head_of(tokens, heads, size, h, 0, from, m, turn, 1.0f / sqrtf((float)size), q);
+            head_of(tokens, heads, size, h, 1, from, m, turn, 1.0f, k);
+            head_of(tokens, heads, size, h, 2, from, m, turn, 1.0f, v);
+            transposed(tokens, size, k, apart, turned, wide);
+            product(tokens, wide, size, q, apart, 1, turned, wide, share, wide, 0);
+            for (long t = 0; t < tokens; t++) {
+                float *row = share + t * wide;
+                vf most = all(-INFINITY), sum = {0};
+                for (long i = 0; i < wide; i += V) {
+                    vf score = load(row + i) + load(shut + i);
+                    most = larger(most, score);
+                    store(row + i, score);
+                }
+                float largest = most[0];
+                for (int i = 1; i < V; i++) largest = most[i] > largest ? most[i] : largest;
+                for (long i = 0; i < wide; i += V) {
+                    vf part = exponential(load(row + i) - largest);
+                    part = pick(load(shut + i) == all(-INFINITY), (vf){0}, part);
+                    sum += part;
+                    store(row + i, part);
+                }
+                float scale = 1.0f / total(sum);
+                for (long i = 0; i < wide; i += V) store(row + i, load(row + i) * scale);
+            }
+            product(tokens, apart, tokens, share, wide, 1, v, apart, mixed, apart, 0);
+            for (long t = 0; t < tokens; t++)
+                for (long i = 0; i < size; i++) y[(b * tokens + t) * width + h * size + i] = mixed[t * apart + i];
+        }
+    }
+}
+
+void attention_backward(long first, long last, long tokens, long heads, long size, const float *qkv, const float *mask,
+                        const float *turn, const float *kept, const float *grad, float *d_qkv) {
+    long apart = whole(size), wide = whole(tokens), width = heads * size, rows = tokens * apart;
+    float *q = room(5 * rows + apart * wide + tokens * wide), *k = q + rows, *v = k + rows, *d_mixed = v + rows,
+          *d = d_mixed + rows, *turned = d + rows, *d_share = turned + apart * wide, scale = 1.0f / sqrtf((float)size);
+    for (long b = first; b < last; b++)
+        for (long h = 0; h < heads; h++) {
+            const float *from = qkv + b * tokens * 3 * width, *m = mask ? mask + b * tokens * 3 * width : 0;
+            const float *share = kept + (b * heads + h) * tokens * wide;
+            float *to = d_qkv + b * tokens * 3 * width;
+            head_of(tokens, heads, size, h, 0, from, m, turn, 1.0f, q);
+            head_of(tokens, heads, size, h, 1, from, m, turn, 1.0f, k);
+            head_of(tokens, heads, size, h, 2, from, m, turn, 1.0f, v);
+            for (long t = 0; t < tokens; t++) {
+                for (long i = 0; i < size; i++) d_mixed[t * apart + i] = grad[(b * tokens + t) * width + h * size + i];
+                for (long i = size; i < apart; i++) d_mixed[t * apart + i] = 0;
+            }
+            transposed(tokens, size, v, apart, turned, wide);
+            product(tokens, wide, size, d_mixed, apart, 1, turned, wide, d_share, wide, 0);
+            for (long t = 0; t < tokens; t++) {
+                vf along = {0};
+                for (long i = t * wide; i < (t + 1) * wide; i += V) along += load(d_share + i) * load(share + i);
+                float sum = total(along);
+                for (long i = t * wide; i < (t + 1) * wide; i += V) store(d_share + i, load(share + i) * (load(d_share + i) - sum));
+            }
+            product(tokens, apart, tokens, share, 1, wide, d_mixed, apart, d, apart, 0);
+            head_back(tokens, heads, size, h, 2, d, m, turn, 1.0f, to);
+            product(tokens, apart, tokens, d_share, wide, 1, k, apart, d, apart, 0);
+            head_back(tokens, heads, size, h, 0, d, m, turn, scale, to);
+            product(tokens, apart, tokens, d_share, 1, wide, q, apart, d, apart, 0);
+            head_back(tokens, heads, size, h, 1, d, m, turn, scale, to);
+        }
+}
+
+/* Relations: positions become groups, and groups positions ------------------------------------------------------------ */
+
+/* Group g of example b, n floats long: groups of one kind lie together, over all examples. `where`: for each group the
+   groups of the kinds before it, how many its own kind has, and which of them it is. */
+INLINE long group(const int32_t *where, long g, long b, long examples, long n) {
+    return (examples * where[3 * g] + b * where[3 * g + 1] + where[3 * g + 2]) * n;
+}
+
+/* x [examples, prefix + cells * symbols, width]. Row g of `lists`, from starts[g] to starts[g + 1], names the cells that group
+   g adds up, symbol by symbol. sums: of a cell's symbols (where there are several), everything: of all positions. */
+void collect(long first, long last, long examples, long prefix, long cells, long symbols, long width, long groups,
+             const int32_t *where, const int32_t *starts, const int32_t *lists, const float *x, float by_group, float by_cell,
+             float by_all, float *to, float *sums, float *everything) {
+    long n = symbols * width, length = (prefix + cells * symbols) * width;
+    for (long b = first; b < last; b++) {
+        const float *body = x + b * length + prefix * width;
+        for (long g = 0; g < groups; g++) {
+            float *out = to + group(where, g, b, examples, n);
+            for (long i = 0; i < n; i += V) {
+                vf sum = {0};
+                for (long j = starts[g]; j < starts[g + 1]; j++) sum += load(body + lists[j] * n + i);
+                store(out + i, sum * by_group);
+            }
+        }
+        for (long i = 0; i < width; i += V) {
+            vf all_of_it = {0};
+            for (long p = 0; p < prefix; p++) all_of_it += load(x + b * length + p * width + i);
+            for (long c = 0; c < cells; c++) {
+                vf sum = {0};
+                for (long s = 0; s < symbols; s++) sum += load(body + c * n + s * width + i);
+                all_of_it += sum;
+                if (sums) store(sums + (b * cells + c) * width + i, sum * by_cell);
+            }
+            store(everything + b * width + i, all_of_it * by_all);
+        }
+    }
+}
+
+/* The other way: y = x + mask * (by_all everything + by_cell sums + by_group the groups that row c of `lists` names), or the
+   norm of that where there is a `scale` to keep. */
+void spread(long first, long last, long examples, long prefix, long cells, long symbols, long width, const int32_t *where,
+            const int32_t *starts, const int32_t *lists, const float *x, const float *from, const float *sums,
+            const float *everything, const float *mask, float by_group, float by_cell, float by_all, float *y, float *scale) {
+    long n = symbols * width, positions = prefix + cells * symbols;
+    float *told = room(width);
+    for (long b = first; b < last; b++)
+        for (long p = 0; p < positions; p++) {
+            long at = (b * positions + p) * width, cell = (p - prefix) / symbols, symbol = (p - prefix) % symbols;
+            for (long i = 0; i < width; i += V) {
+                vf sum = {0};
+                if (p >= prefix) {
+                    for (long j = starts[cell]; j < starts[cell + 1]; j++)
+                        sum += load(from + group(where, lists[j], b, examples, n) + symbol * width + i);
+                    sum *= by_group;
+                    if (sums) sum += load(sums + (b * cells + cell) * width + i) * by_cell;
+                }
+                if (everything) sum += load(everything + b * width + i) * by_all;
+                store(told + i, sum);
+            }
+            if (scale)
+                scale[b * positions + p] = normed(width, x + at, told, mask ? mask + at : 0, y + at);
+            else
+                for (long i = 0; i < width; i += V) {
+                    vf added = load(told + i);
+                    if (mask) added *= load(mask + at + i);
+                    store(y + at + i, load(x + at + i) + added);
+                }
+        }
+}
