@@ -313,8 +313,15 @@ def _swiglu_back(
 class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, masked: Tensor | None, dropped: Tensor | None, joined: bool, swi: Swi
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        x: Tensor,
+        gate_up: Tensor,
+        down: Tensor,
+        masked: Tensor | None,
+        dropped: Tensor | None,
+        joined: bool,
+        swi: Swi,
+    ) -> Tensor:
         x = x.contiguous()
         made = _swiglu(x, swi, masked, dropped, joined, keep=True)
         ctx.save_for_backward(x, gate_up, down, masked, dropped, made.y, made.scale, made.kept)
@@ -472,8 +479,8 @@ class Rows:
         if len(values) > 1:
             return None
         starts = np.searchsorted(rows, np.arange(len(matrix) + 1))
-        made = (torch.from_numpy(part.astype(np.int32)) for part in (starts, columns))
-        return Rows(*made, float(values[0]) if len(values) else 1.0)
+        first, which = (torch.from_numpy(part.astype(np.int32)) for part in (starts, columns))
+        return Rows(first, which, float(values[0]) if len(values) else 1.0)
 
 
 @dataclass(frozen=True)
@@ -499,15 +506,15 @@ class Board:
         gather: npt.NDArray[np.float32],
         tell: npt.NDArray[np.float32],
     ) -> "Board | None":
-        rows = [Rows.of(m) for m in (gather, tell, gather.T, tell.T)]
+        hear, speak, hear_back, speak_back = (Rows.of(m) for m in (gather, tell, gather.T, tell.T))
+        if hear is None or speak is None or hear_back is None or speak_back is None:
+            return None
         first, where = 0, []
         for count in counts:
             where += [(first, count, i) for i in range(count)]
             first += count
-        made = [r for r in rows if r is not None]
-        if len(made) < len(rows):
-            return None
-        return Board(prefix, symbols, tuple(counts), *made, torch.tensor(where, dtype=torch.int32))
+        places = torch.tensor(where, dtype=torch.int32)
+        return Board(prefix, symbols, tuple(counts), hear, speak, hear_back, speak_back, places)
 
 
 @dataclass(frozen=True)
@@ -667,7 +674,8 @@ def update(
     if _wanted(old, candidate, seen, weight):
         new, rows = _Update.apply(old, candidate, seen, weight, bias, tau, norm, lib, plain)  # type: ignore[no-untyped-call]
     else:
-        new, rows = _update(lib, *(t.contiguous() for t in (old, candidate, seen)), weight, bias, tau, norm)
+        old, candidate, seen = old.contiguous(), candidate.contiguous(), seen.contiguous()
+        new, rows = _update(lib, old, candidate, seen, weight, bias, tau, norm)
     return new, rows[..., :1]
 
 

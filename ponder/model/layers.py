@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from ponder.base import rng
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
-from ponder.model.attention import Attention, AttentionWeights, Rotary
+from ponder.model.attention import Attention, Rotary
 from ponder.model.products import Swi, SwiGLU, rms_norm
 from ponder.model.relations import Relations
 
@@ -36,7 +37,8 @@ class Context:
 
 @dataclass(frozen=True)
 class LayerWeights:
-    mixer: AttentionWeights | Swi | dict[str, Swi]
+    mixer: Any
+    """AttentionWeights, Swi, or a Swi for each kind of relation."""
     mlp: Swi
 
 

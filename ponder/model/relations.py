@@ -13,7 +13,8 @@ from ponder.base.errors import UserError
 from ponder.base.geometry import Geometry, Lists, Told, Tree
 from ponder.config.schema import ModelConfig
 from ponder.model import kernels
-from ponder.model.products import Swi, SwiGLU, plain_norm, plain_only, rms_norm
+from ponder.model.kernels import plain_only
+from ponder.model.products import Swi, SwiGLU, plain_norm, rms_norm
 
 
 class Relations(nn.Module):
