@@ -44,6 +44,14 @@ INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 #endif
 
+#if V == 16
+#define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+INLINE vf root(vf x) { return (vf)_mm512_sqrt_ps((__m512)x); }
+#else
+#define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7})
+INLINE vf root(vf x) { return (vf)_mm256_sqrt_ps((__m256)x); }
+#endif
+
 INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~where & (vi)no)); }
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -267,7 +275,7 @@ void norm_backward(long first, long last, long n, const float *grad, const float
 
 /* The gated MLP of rows ---------------------------------------------------------------------------------------------- */
 
-INLINE vf gated(vf gate, vf up) { return gate * sigmoid(gate) * up; }
+INLINE vf gated(vf gate, vf up) { return gate * up / (all(1.0f) + exponential(-gate)); }
 
 INLINE void gated_back(vf grad, vf gate, vf up, vf *d_gate, vf *d_up, vf *middle) {
     vf share = sigmoid(gate);
@@ -366,7 +374,7 @@ void across_forward(long first, long last, long tokens, long inner, long width, 
                         store(y + i, v);
                     }
                     vf s = squares / all((float)tokens) + all(EPS);
-                    for (int i = 0; i < V; i++) s[i] = 1.0f / sqrtf(s[i]);
+                    s = all(1.0f) / root(s);
                     store(scale + b * width + w + q, s);
                     for (long t = 0; t < tokens; t++) store(y + at + t * width + q, load(y + at + t * width + q) * s);
                 }
@@ -512,9 +520,7 @@ void update_backward(long first, long last, long n, const float *old, const floa
 /* Noise: eta times a position's norm times standard normal numbers, those of base/rng.py ------------------------------ */
 
 INLINE vf unit(long first, uint32_t low, uint32_t odd) { /* numbers first, first + 1, ... of a key, inside (0, 1) */
-    vu x;
-    for (int i = 0; i < V; i++) x[i] = (uint32_t)(first + i);
-    x = ((x * 2654435769u) ^ low) * odd;
+    vu x = ((((vu)COUNTED + (uint32_t)first) * 2654435769u) ^ low) * odd;
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
     x = (x ^ (x >> 16)) >> 8;
@@ -535,8 +541,7 @@ void noise(long first, long last, long positions, long n, const float *u, const 
             size[p] = eta * sqrtf(total(squares));
         }
         for (long i = 0; i < half; i += V) {
-            vf c, s, radius = logarithm(unit(i, low, odd)) * all(-2.0f);
-            for (int q = 0; q < V; q++) radius[q] = sqrtf(radius[q]);
+            vf c, s, radius = root(logarithm(unit(i, low, odd)) * all(-2.0f));
             circle(unit(half + i, low, odd), &c, &s);
             store(to + i, radius * c * size[i / n]);
             store(to + half + i, radius * s * size[(half + i) / n]);
@@ -744,4 +749,55 @@ void spread(long first, long last, long examples, long prefix, long cells, long 
                     store(y + at + i, load(x + at + i) + added);
                 }
         }
+}
+
+/* The answer's loss ---------------------------------------------------------------------------------------------------- */
+
+/* loss[b]: cross-entropy of the labels that are not 0, on average over them; d its derivative by the logits [tokens, vocab],
+   if it is asked for. Probabilities by softmax, or else by stablemax. */
+void answer_loss(long first, long last, long tokens, long vocab, const float *logits, const int64_t *labels, long softmax,
+                 float *loss, float *d) {
+    long wide = (vocab + V - 1) / V * V;
+    float *row = room(2 * wide), *share = row + wide;
+    for (long b = first; b < last; b++) {
+        long count = 0;
+        float sum = 0;
+        for (long t = b * tokens; t < (b + 1) * tokens; t++) count += labels[t] != 0;
+        float each = 1.0f / (float)(count ? count : 1);
+        for (long t = b * tokens; t < (b + 1) * tokens; t++) {
+            if (labels[t] == 0) {
+                if (d) memset(d + t * vocab, 0, (size_t)vocab * 4);
+                continue;
+            }
+            for (long i = 0; i < vocab; i++) row[i] = logits[t * vocab + i];
+            for (long i = vocab; i < wide; i++) row[i] = -INFINITY;
+            float label = row[labels[t]], most = label, slope = 1.0f;
+            vf all_of_it = {0};
+            if (softmax)
+                for (long i = 0; i < vocab; i++) most = row[i] > most ? row[i] : most;
+            for (long i = 0; i < wide; i += V) {
+                vf x = load(row + i), s;
+                if (softmax) {
+                    s = exponential(x - most);
+                } else {
+                    vf above = larger((vf){0}, x);
+                    s = (all(1.0f) + above) / (all(1.0f) - (x - above));
+                }
+                s = pick(x == all(-INFINITY), (vf){0}, s);
+                all_of_it += s;
+                store(share + i, s);
+            }
+            float scale = 1.0f / total(all_of_it), known = label - most;
+            if (!softmax) known = label > 0 ? log1pf(label) : -log1pf(-label), slope = 1.0f / (1.0f + fabsf(label));
+            sum -= (known + logf(scale)) * each;
+            if (!d) continue;
+            for (long i = 0; i < wide; i += V) { /* the derivative of s is s itself, or 1 above 0 and its square below */
+                vf s = load(share + i);
+                store(share + i, (softmax ? s : pick(load(row + i) < (vf){0}, s * s, all(1.0f))) * (scale * each));
+            }
+            for (long i = 0; i < vocab; i++) d[t * vocab + i] = share[i];
+            d[t * vocab + labels[t]] -= slope * each;
+        }
+        loss[b] = sum;
+    }
 }

@@ -42,6 +42,7 @@ _SIGNATURES = {
     "update_forward": "lllpppfpplpp",
     "update_backward": "lllpppplppppppp",
     "noise": "llllppfp",
+    "answer_loss": "llllpplpp",
     "attention_forward": "lllllpppppp",
     "attention_backward": "lllllpppppp",
     "collect": "llllllllppppfffppp",
@@ -185,10 +186,11 @@ class _Linear(torch.autograd.Function):
 # The norm -------------------------------------------------------------------------------------------------------------
 
 
-def norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None, plain: Plain) -> Tensor:
-    """RMSNorm over the last axis, of x or of x + added * mask."""
+def norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None, plain_back: Plain) -> Tensor:
+    """RMSNorm over the last axis, of x or of x + added * mask. plain_back: (grad, y, scale) -> the gradient of x."""
+    mask = None if mask is None else mask.contiguous()
     if _wanted(x, added):
-        out: Tensor = _Norm.apply(x, added, mask, lib, plain)  # type: ignore[no-untyped-call]
+        out: Tensor = _Norm.apply(x, added, mask, lib, plain_back)  # type: ignore[no-untyped-call]
         return out
     return _norm(lib, x, added, mask)[0]
 
@@ -205,22 +207,23 @@ def _norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None) ->
 
 class _Norm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, added: Tensor | None, mask: Tensor | None, lib: Library, plain: Plain) -> Tensor:
-        mask = None if mask is None else mask.expand_as(x).contiguous()
+    def forward(
+        ctx: Any, x: Tensor, added: Tensor | None, mask: Tensor | None, lib: Library, plain_back: Plain
+    ) -> Tensor:
         y, scale = _norm(lib, x, added, mask)
-        ctx.save_for_backward(x, added, mask, y, scale)
-        ctx.lib, ctx.plain = lib, plain
+        ctx.save_for_backward(y, scale, mask)
+        ctx.added, ctx.lib, ctx.plain_back = added is not None, lib, plain_back
         return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
-        x, added, mask, y, scale = ctx.saved_tensors
+        y, scale, mask = ctx.saved_tensors
         if torch.is_grad_enabled():
-            d_x, d_added = _again(lambda x, added: ctx.plain(x, added, mask), (x, added), grads[0])
-            return d_x, d_added, None, None, None
-        grad, n = grads[0].contiguous(), x.shape[-1]
+            d_x = ctx.plain_back(grads[0], y, scale.view(*y.shape[:-1], 1))
+            return d_x, None if not ctx.added else d_x if mask is None else d_x * mask, None, None, None
+        grad, n = grads[0].contiguous(), y.shape[-1]
         d_x = torch.empty_like(grad)
-        d_added = None if added is None else d_x if mask is None else torch.empty_like(grad)
+        d_added = None if not ctx.added else d_x if mask is None else torch.empty_like(grad)
         ctx.lib.shared(
             grad.numel() // n,
             _least(8 * n),
@@ -263,6 +266,8 @@ class Swi:
 
 @dataclass(frozen=True)
 class _Made:
+    """What a backward pass needs: the result and the norm's scales where it is one, and gate and up."""
+
     y: Tensor
     scale: Tensor | None
     kept: Tensor | None
@@ -324,7 +329,7 @@ class _SwiGLU(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         made = _swiglu(x, swi, masked, dropped, joined, keep=True)
-        ctx.save_for_backward(x, gate_up, down, masked, dropped, made.y, made.scale, made.kept)
+        ctx.save_for_backward(x, gate_up, down, masked, dropped, made.y if joined else None, made.scale, made.kept)
         ctx.swi = swi
         return made.y
 
@@ -376,7 +381,7 @@ class _Across(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         made = _across(x, swi, dropped, joined, keep=True)
-        ctx.save_for_backward(x, gate_up, down, dropped, made.y, made.scale, made.kept)
+        ctx.save_for_backward(x, gate_up, down, dropped, made.y if joined else None, made.scale, made.kept)
         ctx.swi = swi
         return made.y
 
@@ -621,7 +626,7 @@ class _Relations(torch.autograd.Function):
     ) -> Tensor:
         x = x.contiguous()
         done = _relations(x, board, kinds, dropped, keep=True)
-        kept = [tensor for each in done.made for tensor in (each.y, each.kept)]
+        kept = [each.kept for each in done.made]
         ctx.save_for_backward(x, dropped, done.y, done.scale, *weights, *done.heard, *kept)
         ctx.board, ctx.kinds, ctx.plain, ctx.heard = board, kinds, plain, len(done.heard)
         return done.y
@@ -646,8 +651,7 @@ class _Relations(torch.autograd.Function):
         d_answers = _collect(lib, board, d_told, board.tell_back, (board.tell.value, 1.0, 1.0)).kinds(board, width)
         d_heard, d_weights = [], []
         for i, swi in enumerate(kinds):
-            made = _Made(kept[2 * i], None, kept[2 * i + 1])
-            d_part, *d_both = _swiglu_back(heard[i], swi, None, None, made, d_answers[i])
+            d_part, *d_both = _swiglu_back(heard[i], swi, None, None, _Made(y, None, kept[i]), d_answers[i])
             d_heard.append(d_part)
             d_weights += d_both
         back, all_heard = _joint(board, batch, d_heard), len(kinds) == len(heard)
@@ -755,3 +759,44 @@ def noise(lib: Library, u: Tensor, key: Tensor, eta: float) -> Tensor:
 
     lib.shared(batch, _least(60 * positions * n), work)
     return out
+
+
+# The answer's loss ----------------------------------------------------------------------------------------------------
+
+
+def answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: str, plain: Plain) -> Tensor:
+    """[B] cross-entropy, mean over the labels that are not 0. plain: (logits, labels, probabilities) -> the same."""
+    labels = labels.to(torch.int64).contiguous()
+    if _wanted(logits):
+        out: Tensor = _AnswerLoss.apply(logits, labels, probabilities, lib, plain)  # type: ignore[no-untyped-call]
+        return out
+    return _answer_loss(lib, logits.contiguous(), labels, probabilities, None)
+
+
+def _answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: str, d: Tensor | None) -> Tensor:
+    batch, tokens, vocab = logits.shape
+    loss = _empty(batch)
+
+    def work(first: int, last: int, _: int) -> None:
+        lib("answer_loss", first, last, tokens, vocab, logits, labels, probabilities == "softmax", loss, d)
+
+    lib.shared(batch, _least(50 * tokens * vocab), work)
+    return loss
+
+
+class _AnswerLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, probabilities: str, lib: Library, plain: Plain) -> Tensor:
+        logits = logits.contiguous()
+        d = torch.empty_like(logits)
+        ctx.save_for_backward(logits, labels, d)
+        ctx.plain, ctx.probabilities = plain, probabilities
+        return _answer_loss(lib, logits, labels, probabilities, d)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        logits, labels, d = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            again = lambda logits: ctx.plain(logits, labels, ctx.probabilities)  # noqa: E731
+            return *_again(again, (logits,), grads[0]), *(None,) * 4
+        return d * grads[0][:, None, None], *(None,) * 4

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ponder.model import kernels
+
 Probabilities = Literal["stablemax", "softmax"]
 """How logits become probabilities."""
 
@@ -77,6 +79,12 @@ def losses(
 
 def answer_losses(logits: Tensor, labels: Tensor, probabilities: Probabilities = "stablemax") -> Tensor:
     """[B] the cross-entropy of each answer, mean over its supervised positions."""
+    if lib := kernels.served(logits):
+        return kernels.answer_loss(lib, logits, labels, probabilities, plain_answer_losses)
+    return plain_answer_losses(logits, labels, probabilities)
+
+
+def plain_answer_losses(logits: Tensor, labels: Tensor, probabilities: Probabilities = "stablemax") -> Tensor:
     supervised = labels != 0
     logs = log_stablemax(logits) if probabilities == "stablemax" else logits.float().log_softmax(dim=-1)
     picked = logs.gather(-1, labels.unsqueeze(-1)).squeeze(-1)

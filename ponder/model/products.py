@@ -134,18 +134,21 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         y, scale, mask = ctx.saved_tensors
-        (grad,) = grads
-        along = (grad * y).mean(dim=-1, keepdim=True)
-        d_x = torch.addcmul(grad, y, along, value=-1).mul_(scale.to(grad.dtype))
+        d_x = _norm_back(grads[0], y, scale)
         if not ctx.added:
             return d_x, None, None
         return d_x, d_x if mask is None else d_x * mask, None
 
 
+def _norm_back(grad: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    along = (grad * y).mean(dim=-1, keepdim=True)
+    return torch.addcmul(grad, y, along, value=-1).mul_(scale.to(grad.dtype))
+
+
 def rms_norm(x: Tensor, added: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
     """Parameter-free RMSNorm over the last axis, of x or of the residual sum x + added * mask."""
     if lib := kernels.served(x, rows=x.shape[-1:]):
-        return kernels.norm(lib, x, added, mask, plain_norm)
+        return kernels.norm(lib, x, added, mask, _norm_back)
     return plain_norm(x, added, mask)
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from ponder.base import native
 from ponder.config.resolve import model_preset
 from ponder.config.schema import ModelConfig
 from ponder.model import losses
@@ -126,7 +127,7 @@ def kept_by_real_tensors(model: Reasoner, batch: int) -> int:
         return tensor
 
     inputs, rows = torch.ones(batch, model.tokens, dtype=torch.int64), torch.zeros(batch, model.config.width)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with native.without(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         model.train()(model.start(torch.arange(batch)), inputs, rows.requires_grad_())
     return sum(storage.nbytes() for storage in held.values())
 

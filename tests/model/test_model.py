@@ -360,8 +360,9 @@ def test_alpha_is_one_half_on_average_at_initialisation() -> None:
     model = Reasoner(small(width=64, heads=4), VOCAB, TOKENS).eval()
     seen: list[Tensor] = []
     assert model.update is not None
-    assert model.update.gate is not None
-    model.update.gate.register_forward_hook(lambda module, args, out: seen.append(torch.sigmoid(out)))
+    gate = model.update.gate
+    assert gate is not None
+    model.update.register_forward_hook(lambda module, args, out: seen.append(torch.sigmoid(gate(args[2]))))
     with torch.no_grad():
         advance_many = batch(64)
         model(model.start(advance_many.keys), advance_many.inputs, torch.randn(64, 64))

@@ -327,8 +327,8 @@ SOURCES = [
     *sorted((Path(ponder.__file__).parent / "model").glob("*.py")),
     *(Path(ponder.__file__).parent / name for name in ("base/rng.py",)),
 ]
-ALLOWED = {("attention.py", "cpu"), ("products.py", "cpu"), ("published.py", "cpu")}
-"""The choice of a kernel for attention and for products, and reading a file into main memory."""
+ALLOWED = {("attention.py", "cpu"), ("kernels.py", "cpu"), ("published.py", "cpu")}
+"""The choice of a kernel for attention and for all else, and reading a file into main memory."""
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
@@ -344,7 +344,7 @@ def test_no_device_and_no_double_is_written_in_model_code(path: Path) -> None:
             assert node.attr not in forbidden, f"{path}:{node.lineno} uses .{node.attr}"
 
 
-@pytest.mark.parametrize("name", ["attention.py", "products.py"])
+@pytest.mark.parametrize("name", ["attention.py", "kernels.py"])
 def test_a_device_is_compared_with_and_never_made(name: str) -> None:
     """`x.device.type == "cpu"` chooses a kernel; nothing is put anywhere."""
     tree = ast.parse(next(p for p in SOURCES if p.name == name).read_text(encoding="utf-8"))
