@@ -1,6 +1,6 @@
-"""C that this machine's own compiler turned into machine code: compiled once, kept between runs, shared by threads.
+"""kernels.c, by this machine's own compiler turned into machine code: compiled once, kept between runs.
 
-Where there is no compiler, or the processor is another one, there is nothing here, and whoever asks does without.
+Where there is no compiler, or the processor is another one, there is no library, and whoever asks does without.
 """
 
 import ctypes
@@ -20,24 +20,50 @@ from torch import Tensor
 
 from ponder.base import files
 
+SOURCE = Path(__file__).with_name("kernels.c")
 SWITCH = "PONDER_NATIVE"
 """The variable that turns it off, with 0."""
 LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
 """What torch makes use of here -> what a compiler may make use of, on any machine that has it."""
+STEP = 16
+"""Floats that rows are a multiple of: those of the widest vector."""
+LEAST = 2e7
+"""Floating-point operations for which it is worth waking another thread."""
 FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
 PATIENCE = 120
 """Seconds that the compiler has."""
+
+SIGNATURES = {
+    "pack": "llpllp",
+    "linear": "llllppp",
+    "linear_weight": "llllppp",
+    "norm_forward": "lllppppp",
+    "norm_backward": "lllpppppp",
+    "swiglu_forward": "lllllppppplppp",
+    "swiglu_backward": "lllllppppplppppppp",
+    "across_forward": "lllllpppplppp",
+    "across_backward": "lllllpppplppppppp",
+    "update_forward": "lllpppfpplpp",
+    "update_backward": "lllpppplppppppp",
+    "noise": "llllppfp",
+    "answer_loss": "llllpplpp",
+    "attention_forward": "lllllpppppp",
+    "attention_backward": "lllllpppppp",
+    "collect": "llllllllppppfffppp",
+    "spread": "lllllllppppppppfffpp",
+}
+"""Of every function: p for a pointer, l for a whole number, f for a number."""
 
 Argument = Tensor | int | float | None
 
 
 class Library:
-    """Functions of a C file, called with tensors for pointers, None for none, and numbers."""
+    """The functions of kernels.c, called with tensors for pointers, None for none, and numbers."""
 
-    def __init__(self, loaded: ctypes.CDLL, signatures: dict[str, str]) -> None:
+    def __init__(self, loaded: ctypes.CDLL) -> None:
         kinds = {"p": ctypes.c_void_p, "l": ctypes.c_long, "f": ctypes.c_float}
         self._functions = {}
-        for name, kind in signatures.items():
+        for name, kind in SIGNATURES.items():
             function = getattr(loaded, name)
             function.argtypes, function.restype = [kinds[k] for k in kind], None
             self._functions[name] = function
@@ -88,7 +114,7 @@ def folder() -> Path:
 
 
 @cache
-def _loaded(source: Path, level: str) -> ctypes.CDLL | Missing:
+def _loaded(source: Path, level: str) -> Library | Missing:
     try:
         march = f"-march={LEVELS[level]}"
     except KeyError:
@@ -96,7 +122,7 @@ def _loaded(source: Path, level: str) -> ctypes.CDLL | Missing:
     name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in (*FLAGS, march))])).hexdigest()
     kept = folder() / f"{source.stem}-{level.lower()}-{name[:16]}.so"
     with suppress(OSError):
-        return ctypes.CDLL(str(kept))
+        return Library(ctypes.CDLL(str(kept)))
     with tempfile.TemporaryDirectory(prefix="ponder-native-") as scratch:
         made = Path(scratch) / kept.name
         words = [os.environ.get("CC") or "cc", *FLAGS, march, str(source), "-o", str(made), "-lm"]
@@ -111,7 +137,7 @@ def _loaded(source: Path, level: str) -> ctypes.CDLL | Missing:
         with suppress(OSError):  # a folder that cannot be written costs a second at every start
             files.write(kept, made.read_bytes())
         try:
-            return ctypes.CDLL(str(made))
+            return Library(ctypes.CDLL(str(made)))
         except OSError as error:
             return Missing(f"what {words[0]} made cannot be loaded: {error}")
 
@@ -129,8 +155,56 @@ def without() -> Iterator[None]:
         _off.pop()
 
 
-def find(source: Path) -> ctypes.CDLL | Missing:
-    """The library of a C file, compiled if need be, or why there is none."""
+def find() -> Library | Missing:
+    """The library, compiled if need be, or why there is none."""
     if _off or os.environ.get(SWITCH) == "0":
         return Missing(f"turned off by {SWITCH}=0")
-    return _loaded(source, torch.backends.cpu.get_cpu_capability())
+    return _loaded(SOURCE, torch.backends.cpu.get_cpu_capability())
+
+
+def library() -> Library | None:
+    found = find()
+    return None if isinstance(found, Missing) else found
+
+
+def missing() -> str | None:
+    """Why there is no library; None where there is one."""
+    found = find()
+    return str(found) if isinstance(found, Missing) else None
+
+
+def state() -> str | None:
+    """What our own kernels are compiled for, "AVX512"; None where there are none."""
+    return None if library() is None else torch.backends.cpu.get_cpu_capability()
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+def least(flops: float) -> int:
+    """Things of so many operations each that a thread must have."""
+    return int(LEAST / max(flops, 1.0)) + 1
+
+
+def packed(lib: Library, weight: Tensor, transposed: bool) -> Tensor:
+    """The weight [out, in] in the order that products with rows of `in` (transposed) or of `out` numbers read it."""
+    out, inner = weight.shape
+    to = torch.empty(weight.numel(), dtype=torch.float32)
+    if transposed:
+        lib("pack", inner, out, weight, 1, inner, to)
+    else:
+        lib("pack", out, inner, weight, inner, 1, to)
+    return to
+
+
+def linear(lib: Library, x: Tensor, weight: Tensor, out: int) -> Tensor:
+    """x [..., in] times a packed weight: [..., out]"""
+    x = x.contiguous()
+    inner = x.shape[-1]
+    rows, y = x.numel() // inner, torch.empty(*x.shape[:-1], out, dtype=torch.float32)
+
+    def work(first: int, last: int, _: int) -> None:
+        lib("linear", first, last, inner, out, x, weight, y)
+
+    lib.shared(rows, least(2 * inner * out), work)
+    return y

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ponder.base import cores
+from ponder.base import cores, native
 from ponder.base.errors import LAUNCHED, RankLost, UserError
 from ponder.base.source import commit
 
@@ -176,6 +176,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "platform": platform.platform(),
         "processor": cores.processor(),
+        "kernels": native.state(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -196,8 +197,11 @@ def mkl_lags() -> bool:
 
 
 def products(a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
-    """The ways torch has of computing [m, k] @ [n, k]^T in float32."""
+    """The ways there are here of computing [m, k] @ [n, k]^T in float32: torch's, oneDNN's, our own kernels'."""
     ways: list[Callable[[], Tensor]] = [lambda: a @ b.t()]
+    if a.device.type == "cpu" and len(b) % native.STEP == 0 and (lib := native.library()):
+        ours = native.packed(lib, b, transposed=True)
+        ways.append(lambda: native.linear(lib, a, ours, len(b)))
     if a.device.type == "cpu" and ONEDNN is not None:
         packed = torch.ops.mkldnn._reorder_linear_weight(b, len(a))
         ways.append(lambda: ONEDNN(a, packed, None, "none", [], ""))

@@ -84,7 +84,7 @@ def _software() -> Iterator[Finding]:
 def _machine() -> Iterator[Finding]:
     import torch
 
-    from ponder.base import cores, runtime
+    from ponder.base import cores, native, runtime
 
     device = runtime.best_device()
     build = "CPU build" if torch.version.cuda is None else f"CUDA {torch.version.cuda} build"
@@ -96,8 +96,13 @@ def _machine() -> Iterator[Finding]:
     yield Finding(
         "cores", f"{cores.usable()} usable of {os.cpu_count()}" + (f", OMP_NUM_THREADS={asked}" * bool(asked))
     )
-    lags = ": weight gradients by oneDNN, behind which MKL lags here" if runtime.mkl_lags() else ""
-    yield Finding("processor", f"{cores.processor() or platform.machine()}{lags}")
+    yield Finding("processor", cores.processor() or platform.machine())
+    why = native.missing()
+    yield Finding(
+        "kernels",
+        f"our own, for {native.state()}" if why is None else f"torch's operations alone, which are slower: {why}",
+        "install a C compiler (gcc or clang): the first run then compiles them" if why and "compile" in why else "",
+    )
     yield Finding("threads", f"{torch.get_num_threads()} of torch; `ponder train` chooses its own")
     free = shutil.disk_usage(Path.cwd()).free
     low = "the mini presets fit; clear some space before a paper preset" if free < LITTLE_DISK else ""

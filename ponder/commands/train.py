@@ -46,7 +46,7 @@ def main(args: Sequence[str]) -> None:
             )
     import torch
 
-    from ponder.base import cores, runtime
+    from ponder.base import cores, native, runtime
     from ponder.config.resolve import parse_overrides, preset_names, resolve
     from ponder.training import launch
     from ponder.training.loop import Limits
@@ -65,7 +65,10 @@ def main(args: Sequence[str]) -> None:
     if on_cpu and "WORLD_SIZE" not in os.environ:
         layout = launch.choose(config, limits.updates, asked, None if known.fresh else launch.before(folder))
         if not known.quiet:
-            print(f"on {layout} ({cores.usable()} cores; --processes and --threads choose otherwise)", flush=True)
+            slower = f"; without kernels of our own: {why}" if (why := native.missing()) else ""
+            print(
+                f"on {layout} ({cores.usable()} cores; --processes and --threads choose otherwise{slower})", flush=True
+            )
         if layout.processes > 1:
             launch.launch(args, layout)
             return

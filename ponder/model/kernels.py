@@ -1,4 +1,4 @@
-"""kernels.c behind the names that layers use: what it serves, its memory, and its place in the graph.
+"""base/kernels.c behind the names that layers use: what it serves, its memory, and its place in the graph.
 
 Every function here has a plain form in torch's own operations, which says what is computed, serves all other devices,
 and steps in where a backward pass is differentiated in its turn.
@@ -7,7 +7,6 @@ and steps in where a backward pass is differentiated in its turn.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,53 +16,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from ponder.base import native
-from ponder.base.native import Library, Missing
+from ponder.base.native import Library
 
-SOURCE = Path(__file__).with_name("kernels.c")
-STEP = 16
-"""Floats that all rows are a multiple of: those of the widest vector."""
-LEAST = 2e7
-"""Floating-point operations for which it is worth waking another thread."""
 LANES = 2**22
 """Floats of temporaries that a gated MLP across tokens may take: sixteen for every weight."""
 
 Plain = Callable[..., Tensor]
-
-_SIGNATURES = {
-    "pack": "llpllp",
-    "linear": "llllppp",
-    "linear_weight": "llllppp",
-    "norm_forward": "lllppppp",
-    "norm_backward": "lllpppppp",
-    "swiglu_forward": "lllllppppplppp",
-    "swiglu_backward": "lllllppppplppppppp",
-    "across_forward": "lllllpppplppp",
-    "across_backward": "lllllpppplppppppp",
-    "update_forward": "lllpppfpplpp",
-    "update_backward": "lllpppplppppppp",
-    "noise": "llllppfp",
-    "answer_loss": "llllpplpp",
-    "attention_forward": "lllllpppppp",
-    "attention_backward": "lllllpppppp",
-    "collect": "llllllllppppfffppp",
-    "spread": "lllllllppppppppfffpp",
-}
-_libraries: dict[int, Library] = {}
-
-
-def library() -> Library | None:
-    found = native.find(SOURCE)
-    if isinstance(found, Missing):
-        return None
-    if id(found) not in _libraries:
-        _libraries[id(found)] = Library(found, _SIGNATURES)
-    return _libraries[id(found)]
-
-
-def missing() -> str | None:
-    """Why plain forms do all the work here; None where they do not."""
-    found = native.find(SOURCE)
-    return str(found) if isinstance(found, Missing) else None
 
 
 def plain_only(x: Tensor) -> bool:
@@ -75,9 +33,9 @@ def plain_only(x: Tensor) -> bool:
 
 def served(*tensors: Tensor, rows: Sequence[int] = ()) -> Library | None:
     """The library, where it can do this: float32 on a CPU, with rows of these lengths."""
-    if any(n % STEP for n in rows) or any(t.dtype != torch.float32 or plain_only(t) for t in tensors):
+    if any(n % native.STEP for n in rows) or any(t.dtype != torch.float32 or plain_only(t) for t in tensors):
         return None
-    return library()
+    return native.library()
 
 
 def _wanted(*tensors: Tensor | None) -> bool:
@@ -89,11 +47,6 @@ def _again(plain: Plain, inputs: Sequence[Tensor | None], grad: Tensor) -> list[
     asked = [x for x in inputs if x is not None and x.requires_grad]
     found = iter(torch.autograd.grad(plain(*inputs), asked, grad, create_graph=True))
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
-
-
-def _least(flops: float) -> int:
-    """Things of so many operations each that a thread must have."""
-    return int(LEAST / max(flops, 1.0)) + 1
 
 
 def _empty(*size: int) -> Tensor:
@@ -112,16 +65,6 @@ def _added(parts: Tensor) -> Tensor:
 # Linear layers --------------------------------------------------------------------------------------------------------
 
 
-def _packed(lib: Library, weight: Tensor, transposed: bool) -> Tensor:
-    """The weight [out, in] in the order that products with rows of `in` (transposed) or of `out` numbers read it."""
-    out, inner = weight.shape
-    to = _empty(weight.numel())
-    lib(
-        "pack", *((inner, out) if transposed else (out, inner)), weight, *((1, inner) if transposed else (inner, 1)), to
-    )
-    return to
-
-
 @dataclass(frozen=True)
 class Packed:
     """A weight [out, in] in the kernels' order: forward at once, backward when it is asked for."""
@@ -133,11 +76,11 @@ class Packed:
     @staticmethod
     def of(lib: Library, weight: Tensor) -> "Packed":
         value = weight.detach().contiguous()
-        return Packed(lib, value, _packed(lib, value, transposed=True))
+        return Packed(lib, value, native.packed(lib, value, transposed=True))
 
     @cached_property
     def backward(self) -> Tensor:
-        return _packed(self.lib, self.weight, transposed=False)
+        return native.packed(self.lib, self.weight, transposed=False)
 
 
 def linear(x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
@@ -145,16 +88,7 @@ def linear(x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
     if _wanted(x, weight):
         out: Tensor = _Linear.apply(x, weight, packed)  # type: ignore[no-untyped-call]
         return out
-    return _linear(x, packed.lib, packed.forward, len(weight))
-
-
-def _linear(x: Tensor, lib: Library, packed: Tensor, out: int) -> Tensor:
-    x = x.contiguous()
-    inner = x.shape[-1]
-    rows, y = x.numel() // inner, _empty(*x.shape[:-1], out)
-    least = _least(2 * inner * out)
-    lib.shared(rows, least, lambda first, last, _: lib("linear", first, last, inner, out, x, packed, y))
-    return y
+    return native.linear(packed.lib, x, packed.forward, len(weight))
 
 
 class _Linear(torch.autograd.Function):
@@ -162,7 +96,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.packed = packed
-        return _linear(x, packed.lib, packed.forward, len(weight))
+        return native.linear(packed.lib, x, packed.forward, len(weight))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -171,11 +105,11 @@ class _Linear(torch.autograd.Function):
             return *_again(torch.nn.functional.linear, (x, weight), grads[0]), None  # type: ignore[return-value]
         lib, grad = ctx.packed.lib, grads[0].contiguous()
         out, inner = weight.shape
-        d_x = _linear(grad, lib, ctx.packed.backward, inner) if ctx.needs_input_grad[0] else None
+        d_x = native.linear(lib, grad, ctx.packed.backward, inner) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return d_x, None, None
         x = x.contiguous()
-        rows, least = x.numel() // inner, _least(2 * inner * out)
+        rows, least = x.numel() // inner, native.least(2 * inner * out)
         d_weight = _zeros(native.sharing(rows, least), out, inner)
         lib.shared(
             rows, least, lambda first, last, p: lib("linear_weight", first, last, inner, out, grad, x, d_weight[p])
@@ -200,7 +134,7 @@ def _norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None) ->
     n = x.shape[-1]
     rows, y, scale = x.numel() // n, torch.empty_like(x), _empty(x.numel() // n)
     lib.shared(
-        rows, _least(8 * n), lambda first, last, _: lib("norm_forward", first, last, n, x, added, mask, y, scale)
+        rows, native.least(8 * n), lambda first, last, _: lib("norm_forward", first, last, n, x, added, mask, y, scale)
     )
     return y, scale
 
@@ -226,7 +160,7 @@ class _Norm(torch.autograd.Function):
         d_added = None if not ctx.added else d_x if mask is None else torch.empty_like(grad)
         ctx.lib.shared(
             grad.numel() // n,
-            _least(8 * n),
+            native.least(8 * n),
             lambda first, last, _: ctx.lib("norm_backward", first, last, n, grad, y, scale, mask, d_x, d_added),
         )
         return d_x, d_added, None, None, None
@@ -253,14 +187,14 @@ class Swi:
     def forwards(self) -> tuple[Tensor, Tensor]:
         if "down" not in self.packed:
             gate, up = self.gate_up.detach().chunk(2)
-            both = torch.cat([_packed(self.lib, half, transposed=True) for half in (gate, up)])
-            self.packed.update(gate_up=both, down=_packed(self.lib, self.down.detach(), transposed=True))
+            both = torch.cat([native.packed(self.lib, half, transposed=True) for half in (gate, up)])
+            self.packed.update(gate_up=both, down=native.packed(self.lib, self.down.detach(), transposed=True))
         return self.packed["gate_up"], self.packed["down"]
 
     def backwards(self) -> tuple[Tensor, Tensor]:
         if "down back" not in self.packed:
-            self.packed["gate_up back"] = _packed(self.lib, self.gate_up.detach(), transposed=False)
-            self.packed["down back"] = _packed(self.lib, self.down.detach(), transposed=False)
+            self.packed["gate_up back"] = native.packed(self.lib, self.gate_up.detach(), transposed=False)
+            self.packed["down back"] = native.packed(self.lib, self.down.detach(), transposed=False)
         return self.packed["gate_up back"], self.packed["down back"]
 
 
@@ -292,7 +226,7 @@ def _swiglu(x: Tensor, swi: Swi, masked: Tensor | None, dropped: Tensor | None, 
         rest = (x, *weights, masked, dropped, joined, kept, y, scale)
         swi.lib("swiglu_forward", first, last, inn, inner, out, *rest)
 
-    swi.lib.shared(rows, _least(6 * inn * inner), work)
+    swi.lib.shared(rows, native.least(6 * inn * inner), work)
     return _Made(y, scale, kept)
 
 
@@ -301,7 +235,7 @@ def _swiglu_back(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of x, gate_up and down."""
     inn, inner, out = swi.sizes
-    rows, d_x, least = x.numel() // inn, torch.empty_like(x), _least(12 * inn * inner)
+    rows, d_x, least = x.numel() // inn, torch.empty_like(x), native.least(12 * inn * inner)
     parts = native.sharing(rows, least)
     d_gate_up, d_down = _zeros(parts, 2 * inner, inn), _zeros(parts, out, inner)
     weights = swi.backwards()
@@ -356,7 +290,7 @@ def across(x: Tensor, swi: Swi, dropped: Tensor | None, joined: bool) -> Tensor:
 
 
 def fits_across(tokens: int, inner: int) -> bool:
-    return 3 * tokens * inner * STEP <= LANES
+    return 3 * tokens * inner * native.STEP <= LANES
 
 
 def _across(x: Tensor, swi: Swi, dropped: Tensor | None, joined: bool, keep: bool) -> _Made:
@@ -370,7 +304,7 @@ def _across(x: Tensor, swi: Swi, dropped: Tensor | None, joined: bool, keep: boo
         rest = (x, *weights, dropped, joined, kept, y, scale)
         swi.lib("across_forward", first, last, tokens, inner, width, *rest)
 
-    swi.lib.shared(batch, _least(6 * tokens * inner * width), work)
+    swi.lib.shared(batch, native.least(6 * tokens * inner * width), work)
     return _Made(y, scale, kept)
 
 
@@ -392,7 +326,7 @@ class _Across(torch.autograd.Function):
             again = lambda x, up, down: ctx.swi.plain(x, up, down, None, dropped, scale is not None)  # noqa: E731
             return *_again(again, (x, gate_up, down), grads[0]), None, None, None
         grad, (batch, tokens, width), inner = grads[0].contiguous(), x.shape, down.shape[1]
-        d_x, least = torch.empty_like(x), _least(12 * tokens * inner * width)
+        d_x, least = torch.empty_like(x), native.least(12 * tokens * inner * width)
         parts = native.sharing(batch, least)
         d_gate_up, d_down = _zeros(parts, 2 * inner, tokens), _zeros(parts, tokens, inner)
 
@@ -411,7 +345,7 @@ def turns(turn: Tensor) -> Tensor:
     """(cos, sin) of each pair, [S, size / 2, 2], as the kernels read them: [S, 2, size], padded with zeros."""
     cos, sin = (part.repeat_interleave(2, dim=-1) for part in turn.unbind(-1))
     sin[:, ::2].neg_()
-    return torch.nn.functional.pad(torch.stack((cos, sin), dim=1), (0, -cos.shape[-1] % STEP)).contiguous()
+    return torch.nn.functional.pad(torch.stack((cos, sin), dim=1), (0, -cos.shape[-1] % native.STEP)).contiguous()
 
 
 def attention(
@@ -434,7 +368,7 @@ def _attention(
     def work(first: int, last: int, _: int) -> None:
         lib("attention_forward", first, last, length, heads, size, qkv, mask, turn, bias, kept, y)
 
-    lib.shared(batch, _least(4 * length**2 * heads * size), work)
+    lib.shared(batch, native.least(4 * length**2 * heads * size), work)
     return y
 
 
@@ -445,7 +379,7 @@ class _Attention(torch.autograd.Function):
     ) -> Tensor:
         qkv = qkv.contiguous()
         batch, length, _, heads, _ = qkv.shape
-        kept = _empty(batch, heads, length, -(-length // STEP) * STEP)
+        kept = _empty(batch, heads, length, -(-length // native.STEP) * native.STEP)
         ctx.save_for_backward(qkv, mask, turn, kept)
         ctx.lib, ctx.plain = lib, plain
         return _attention(lib, qkv, mask, turn, bias, kept)
@@ -461,7 +395,7 @@ class _Attention(torch.autograd.Function):
         def work(first: int, last: int, _: int) -> None:
             ctx.lib("attention_backward", first, last, length, heads, size, qkv, mask, turn, kept, grad, d_qkv)
 
-        ctx.lib.shared(batch, _least(8 * length**2 * heads * size), work)
+        ctx.lib.shared(batch, native.least(8 * length**2 * heads * size), work)
         return d_qkv, *(None,) * 5
 
 
@@ -551,7 +485,7 @@ def _collect(lib: Library, board: Board, x: Tensor, lists: Rows, scales: tuple[f
         rest = (board.where, lists.starts, lists.columns, x, *scales, out.groups, out.cells, out.everything)
         lib("collect", first, last, *shape, *rest)
 
-    lib.shared(batch, _least(8 * positions * width), work)
+    lib.shared(batch, native.least(8 * positions * width), work)
     return out
 
 
@@ -576,7 +510,7 @@ def _spread(
         rest = (board.where, lists.starts, lists.columns, *from_, *scales, y, scale)
         lib("spread", first, last, *shape, *rest)
 
-    lib.shared(batch, _least(8 * positions * width), work)
+    lib.shared(batch, native.least(8 * positions * width), work)
     return y
 
 
@@ -647,7 +581,7 @@ class _Relations(torch.autograd.Function):
         def work(first: int, last: int, _: int) -> None:
             lib("norm_backward", first, last, width, grad, y, scale, dropped, d_joint, d_told)
 
-        lib.shared(batch * positions, _least(8 * width), work)
+        lib.shared(batch * positions, native.least(8 * width), work)
         d_answers = _collect(lib, board, d_told, board.tell_back, (board.tell.value, 1.0, 1.0)).kinds(board, width)
         d_heard, d_weights = [], []
         for i, swi in enumerate(kinds):
@@ -699,7 +633,7 @@ def _update(
     def work(first: int, last: int, _: int) -> None:
         lib("update_forward", first, last, n, old, candidate, seen, tau or 0.0, weight, bias, norm, new, rows)
 
-    lib.shared(old.numel() // n, _least(16 * n), work)
+    lib.shared(old.numel() // n, native.least(16 * n), work)
     return new, rows
 
 
@@ -730,7 +664,7 @@ class _Update(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_again(ctx.plain, (old, candidate, seen, weight, bias), grads[0]), *(None,) * 4
         grad, n, lib = grads[0].contiguous(), old.shape[-1], ctx.lib
-        count, least = old.numel() // n, _least(16 * n)
+        count, least = old.numel() // n, native.least(16 * n)
         d_old, d_candidate = torch.empty_like(old), torch.empty_like(old)
         d_seen = torch.empty_like(old) if weight is not None else None
         d_gate = _zeros(native.sharing(count, least), n + 1)
@@ -757,7 +691,7 @@ def noise(lib: Library, u: Tensor, key: Tensor, eta: float) -> Tensor:
     def work(first: int, last: int, _: int) -> None:
         lib("noise", first, last, positions, n, u, key, eta, out)
 
-    lib.shared(batch, _least(60 * positions * n), work)
+    lib.shared(batch, native.least(60 * positions * n), work)
     return out
 
 
@@ -780,7 +714,7 @@ def _answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: st
     def work(first: int, last: int, _: int) -> None:
         lib("answer_loss", first, last, tokens, vocab, logits, labels, probabilities == "softmax", loss, d)
 
-    lib.shared(batch, _least(50 * tokens * vocab), work)
+    lib.shared(batch, native.least(50 * tokens * vocab), work)
     return loss
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ponder.base import rng
+from ponder.base import native, rng
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
@@ -323,7 +323,7 @@ def _same(z: Tensor) -> Tensor:
 
 def _perturbed(u: Tensor, key: Tensor, eta: float) -> Tensor:
     """u + eta |u| N(0, I), the norm per position and without gradient."""
-    if (lib := kernels.served(u, rows=u.shape[-1:])) and u[0].numel() % (2 * kernels.STEP) == 0:
+    if (lib := kernels.served(u, rows=u.shape[-1:])) and u[0].numel() % (2 * native.STEP) == 0:
         return u + kernels.noise(lib, u, key, eta)
     size: Tensor = torch.linalg.vector_norm(u.detach(), dim=-1, keepdim=True)
     return u + eta * size * rng.normal(key, tuple(u.shape[1:]), u.dtype)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ponder import checkpoint
-from ponder.base import rng
+from ponder.base import native, rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime, carry_dtype, compile_for, precision_for
 from ponder.config.resolve import Config
@@ -300,7 +300,7 @@ def train(
     elif config.train.start is not None:
         run.begin_from(config.train.start)
     log.go_on(saved)
-    surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads()}
+    surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads(), "kernels": native.state()}
     splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
     if "val" not in splits:
         splits.append("val")  # checkpoints are chosen on it

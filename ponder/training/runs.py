@@ -3,12 +3,12 @@
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 
 from ponder import checkpoint, data
-from ponder.base import files, runtime
+from ponder.base import files, native, runtime
 from ponder.base.console import Bar
 from ponder.base.errors import UserError, disk_in_words
 from ponder.config import resolve as configuration
@@ -78,7 +78,8 @@ def train_in(
         caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
         before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
         try:
-            outcome = train(config, folder, dataset, here, view, limits, stop, online)
+            with _as_it_began(folder):
+                outcome = train(config, folder, dataset, here, view, limits, stop, online)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -86,6 +87,12 @@ def train_in(
         if outcome.finished and here.main:
             finish(folder, config, dataset)
         return outcome
+
+
+def _as_it_began(folder: Path) -> AbstractContextManager[None]:
+    """A run that began without kernels of our own goes on without, which gives the same bits."""
+    saved = checkpoint.newest(folder / "checkpoints")
+    return nullcontext() if saved is None or saved.state.get("kernels") else native.without()
 
 
 @contextmanager
