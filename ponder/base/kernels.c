@@ -22,7 +22,7 @@
 #endif
 
 #define WIDE (PANEL * V)
-#define ROWS 48 /* of a block: a multiple of every tile's height; its temporaries stay in the second-level cache */
+#define ROWS 96 /* of a block: a multiple of every tile's height; its temporaries stay in the second-level cache */
 #define EPS 1e-5f
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
@@ -727,28 +727,29 @@ void spread(long first, long last, long examples, long prefix, long cells, long 
     long n = symbols * width, positions = prefix + cells * symbols;
     float *told = room(width);
     for (long b = first; b < last; b++)
-        for (long p = 0; p < positions; p++) {
-            long at = (b * positions + p) * width, cell = (p - prefix) / symbols, symbol = (p - prefix) % symbols;
-            for (long i = 0; i < width; i += V) {
-                vf sum = {0};
-                if (p >= prefix) {
-                    for (long j = starts[cell]; j < starts[cell + 1]; j++)
-                        sum += load(from + group(where, lists[j], b, examples, n) + symbol * width + i);
-                    sum *= by_group;
-                    if (sums) sum += load(sums + (b * cells + cell) * width + i) * by_cell;
-                }
-                if (everything) sum += load(everything + b * width + i) * by_all;
-                store(told + i, sum);
-            }
-            if (scale)
-                scale[b * positions + p] = normed(width, x + at, told, mask ? mask + at : 0, y + at);
-            else
+        for (long c = -prefix; c < cells; c++) /* a cell of the prefix hears nothing but everything, and has no symbols */
+            for (long s = 0; s < (c < 0 ? 1 : symbols); s++) {
+                long at = (b * positions + (c < 0 ? c + prefix : prefix + c * symbols + s)) * width;
                 for (long i = 0; i < width; i += V) {
-                    vf added = load(told + i);
-                    if (mask) added *= load(mask + at + i);
-                    store(y + at + i, load(x + at + i) + added);
+                    vf sum = {0};
+                    if (c >= 0) {
+                        for (long j = starts[c]; j < starts[c + 1]; j++)
+                            sum += load(from + group(where, lists[j], b, examples, n) + s * width + i);
+                        sum *= by_group;
+                        if (sums) sum += load(sums + (b * cells + c) * width + i) * by_cell;
+                    }
+                    if (everything) sum += load(everything + b * width + i) * by_all;
+                    store(told + i, sum);
                 }
-        }
+                if (scale)
+                    scale[at / width] = normed(width, x + at, told, mask ? mask + at : 0, y + at);
+                else
+                    for (long i = 0; i < width; i += V) {
+                        vf added = load(told + i);
+                        if (mask) added *= load(mask + at + i);
+                        store(y + at + i, load(x + at + i) + added);
+                    }
+            }
 }
 
 /* The answer's loss ---------------------------------------------------------------------------------------------------- */
