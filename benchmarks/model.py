@@ -4,7 +4,8 @@ For each shape it measures, interleaved and best of several rounds because other
 (two threads wait for each other, so on a busy machine use `--threads 1`, which measures CPU time). `--processes 2` is
 how `torchrun --nproc-per-node 2` and two workers of a study use two cores: one thread each, together, rates summed.
 
-- peak: float32 products at the shapes of the model's own linear layers, by MKL or oneDNN, whichever is faster;
+- peak: float32 products at the shapes of the model's own linear layers, by MKL, oneDNN or our own kernels, whichever
+  is fastest;
 - inference: one ACT step without gradients;
 - training: one ACT step with dropout and noise, the forward pass for the continue target, the losses, the gradients.
 
@@ -34,6 +35,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ponder.base import rng, runtime
+from ponder.base.native import Library
 from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import ArraySource
@@ -260,21 +262,34 @@ PROFILED: tuple[tuple[str, str | None, dict[str, Any]], ...] = (
     ("sudoku-9x9-mini", None, {}),
     ("maze-15x15-mini", None, {}),
     ("life-mini", None, {}),
+    ("maze-mini", None, {}),
     ("sudoku-mini", "ponder", {}),
     ("sudoku-paper", "ponder", {"model": {"layers": 1}, "train": {"batch": 16, "accumulate": 1}}),
 )
 """Preset, model (None: the preset's own recipe), changes."""
-PARTS = ("products", "attention", "norms", "SwiGLU", "random numbers", "losses", "optimiser", "refill", "the rest")
+PARTS = ("gated MLPs", "mixing", "products", "norms", "random numbers", "losses", "optimiser", "refill", "the rest")
 KERNELS = {
-    "_ShortAttention": "attention",
+    "swiglu": "gated MLPs",
+    "across": "mixing",
+    "attention": "mixing",
+    "collect": "mixing",
+    "spread": "mixing",
+    "linear": "products",
+    "pack": "products",
+    "norm": "norms",
+    "update": "norms",
+    "noise": "random numbers",
+    "answer_loss": "losses",
+    # Where our own kernels are not to be had
+    "_ShortAttention": "mixing",
     "_Norm": "norms",
-    "_SwiGate": "SwiGLU",
-    "aten::silu": "SwiGLU",
+    "_SwiGate": "gated MLPs",
+    "aten::silu": "gated MLPs",
     "mkldnn::_linear_pointwise": "products",
     "aten::mm": "products",
     "aten::addmm": "products",
 }
-"""What the name of an operation, or of the one that called it, begins with -> the part of an update it is."""
+"""What the name of a kernel or operation, or of the one that called it, begins with -> the part of an update it is."""
 
 
 @contextmanager
@@ -288,6 +303,21 @@ def named(part: str, *places: tuple[Any, str]) -> Iterator[None]:
     finally:
         for owner, name, function in kept:
             setattr(owner, name, function)
+
+
+@contextmanager
+def kernels_by_name() -> Iterator[None]:
+    kept = Library.__call__
+
+    def seen(self: Library, name: str, *values: Any) -> None:
+        with record_function(name):
+            kept(self, name, *values)
+
+    setattr(Library, "__call__", seen)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(Library, "__call__", kept)  # noqa: B010
 
 
 def profile_update(preset: str, model: str | None, changes: dict[str, Any], rounds: int) -> dict[str, float]:
@@ -316,6 +346,7 @@ def profile_update(preset: str, model: str | None, changes: dict[str, Any], roun
         stack.enter_context(named("losses", (losses, "losses"), (losses, "continue_target")))
         stack.enter_context(named("optimiser", (train, "apply_gradients"), (train, "clip")))
         stack.enter_context(named("refill", (train, "refill")))
+        stack.enter_context(kernels_by_name())
         for _ in range(rounds):
             with profile(activities=[ProfilerActivity.CPU]) as seen:
                 update()
@@ -340,7 +371,7 @@ def _part(event: Any) -> str:
             return str(event.name)
         for start, part in KERNELS.items():
             if event.name.startswith(start):
-                return part if not _within(event, "_ShortAttention") else "attention"
+                return part if not _within(event, "_ShortAttention") else "mixing"
         event = event.cpu_parent
     return "the rest"
 
