@@ -9,11 +9,12 @@ import os
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -153,6 +154,12 @@ def without() -> Iterator[None]:
         yield
     finally:
         _off.pop()
+
+
+def as_when(made: Mapping[str, Any] | None) -> AbstractContextManager[None]:
+    """The operations of a thing with these surroundings, so that it goes on or is repeated to the same bits: without
+    our kernels where they had none. None, of a thing that is new: what there is."""
+    return nullcontext() if made is None or made.get("kernels") else without()
 
 
 def find() -> Library | Missing:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ponder import checkpoint
-from ponder.base import files, runtime
+from ponder.base import files, native, runtime
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
@@ -47,13 +47,13 @@ TRACED = 32
 def run_cell(cell: Cell, store: Store, data_dir: Path, here: Runtime, limits: Limits, quiet: bool = True) -> bool:
     """Train (or go on training), measure, and store; whether it got that far. Ranks share the work."""
     torch.set_num_threads(cell.threads)
-    folder = store.folder(cell.key)
+    folder, before = store.folder(cell.key), store.stored(cell.key)
     if not (folder / runs.RESULT).is_file():
         group = Group(cell.study, cell.label)
-        outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet, group=group, online=True)
+        with native.as_when(None if before is None else before.environment):
+            outcome = runs.train_in(cell.config, folder, data_dir, here, limits, quiet, group=group, online=True)
         if not outcome.finished:
             return False
-    before = store.stored(cell.key)
     after, examples = cell.after, cell.examples
     if before is not None:
         if before.after.covers(cell):

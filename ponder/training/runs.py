@@ -3,7 +3,7 @@
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 
@@ -78,7 +78,8 @@ def train_in(
         caught = (signal.SIGINT, signal.SIGTERM) if current_thread() is main_thread() else ()
         before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
         try:
-            with _as_it_began(folder):
+            begun = checkpoint.newest(folder / "checkpoints")
+            with native.as_when(None if begun is None else begun.state):
                 outcome = train(config, folder, dataset, here, view, limits, stop, online)
         finally:
             for number, handler in before.items():
@@ -87,12 +88,6 @@ def train_in(
         if outcome.finished and here.main:
             finish(folder, config, dataset)
         return outcome
-
-
-def _as_it_began(folder: Path) -> AbstractContextManager[None]:
-    """A run that began without kernels of our own goes on without, which gives the same bits."""
-    saved = checkpoint.newest(folder / "checkpoints")
-    return nullcontext() if saved is None or saved.state.get("kernels") else native.without()
 
 
 @contextmanager
