@@ -107,7 +107,7 @@ INLINE vf exponential(vf x) {
     p = p * r + all(1.6666665459e-1f);
     p = p * r + all(5.0000001201e-1f);
     p = p * r * r + r + all(1.0f);
-    return (vf)((vi)p + ((vi)shifted << 23));
+    return p * (vf)(((vi)shifted << 23) + 0x3f800000); /* a product, so that what is no number stays so */
 }
 
 INLINE vf sigmoid(vf x) { return all(1.0f) / (all(1.0f) + exponential(-x)); }

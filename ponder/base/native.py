@@ -70,7 +70,7 @@ class Library:
             self._functions[name] = function
 
     def __call__(self, name: str, *values: Argument) -> None:
-        self._functions[name](*(v.data_ptr() if isinstance(v, Tensor) else v for v in values))
+        self._functions[name](*(_pointer(v) if isinstance(v, Tensor) else v for v in values))
 
     def shared(self, count: int, least: int, work: Callable[[int, int, int], None]) -> None:
         """work(first, last, part) over range(count), in as many parts as torch has threads and `least` allows; the
@@ -84,6 +84,13 @@ class Library:
         work(0, ends[1], 0)
         for other in others:
             other.result()
+
+
+def _pointer(tensor: Tensor) -> int:
+    """C reads what lies there, whatever it is."""
+    if tensor.dtype not in (torch.float32, torch.int32, torch.int64) or not tensor.is_contiguous():
+        raise RuntimeError(f"no kernel reads dtype {tensor.dtype} with strides {tensor.stride()} of {tensor.shape}")
+    return tensor.data_ptr()
 
 
 def sharing(count: int, least: int) -> int:
@@ -195,7 +202,7 @@ def least(flops: float) -> int:
 
 def packed(lib: Library, weight: Tensor, transposed: bool) -> Tensor:
     """The weight [out, in] in the order that products with rows of `in` (transposed) or of `out` numbers read it."""
-    out, inner = weight.shape
+    weight, (out, inner) = weight.contiguous(), weight.shape
     to = torch.empty(weight.numel(), dtype=torch.float32)
     if transposed:
         lib("pack", inner, out, weight, 1, inner, to)

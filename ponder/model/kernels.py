@@ -45,8 +45,13 @@ def _wanted(*tensors: Tensor | None) -> bool:
 def _again(plain: Plain, inputs: Sequence[Tensor | None], grad: Tensor) -> list[Tensor | None]:
     """Gradients of the plain form, which can be differentiated in their turn."""
     asked = [x for x in inputs if x is not None and x.requires_grad]
-    found = iter(torch.autograd.grad(plain(*inputs), asked, grad, create_graph=True))
+    found = iter(torch.autograd.grad(plain(*inputs), asked, grad, create_graph=True, allow_unused=True))
     return [next(found) if x is not None and x.requires_grad else None for x in inputs]
+
+
+def _whole(tensor: Tensor | None) -> Tensor | None:
+    """In the order of its memory, which is all that C knows. Before the Function, so that its copy has a graph."""
+    return None if tensor is None else tensor.contiguous()
 
 
 def _empty(*size: int) -> Tensor:
@@ -85,6 +90,7 @@ class Packed:
 
 def linear(x: Tensor, weight: Tensor, packed: Packed) -> Tensor:
     """x weight^T"""
+    x = x.contiguous()
     if _wanted(x, weight):
         out: Tensor = _Linear.apply(x, weight, packed)  # type: ignore[no-untyped-call]
         return out
@@ -108,7 +114,6 @@ class _Linear(torch.autograd.Function):
         d_x = native.linear(lib, grad, ctx.packed.backward, inner) if ctx.needs_input_grad[0] else None
         if not ctx.needs_input_grad[1]:
             return d_x, None, None
-        x = x.contiguous()
         rows, least = x.numel() // inner, native.least(2 * inner * out)
         d_weight = _zeros(native.sharing(rows, least), out, inner)
         lib.shared(
@@ -122,7 +127,7 @@ class _Linear(torch.autograd.Function):
 
 def norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None, plain_back: Plain) -> Tensor:
     """RMSNorm over the last axis, of x or of x + added * mask. plain_back: (grad, y, scale) -> the gradient of x."""
-    mask = None if mask is None else mask.contiguous()
+    x, added, mask = x.contiguous(), _whole(added), _whole(mask)
     if _wanted(x, added):
         out: Tensor = _Norm.apply(x, added, mask, lib, plain_back)  # type: ignore[no-untyped-call]
         return out
@@ -130,7 +135,6 @@ def norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None, pla
 
 
 def _norm(lib: Library, x: Tensor, added: Tensor | None, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    x, added = x.contiguous(), None if added is None else added.contiguous()
     n = x.shape[-1]
     rows, y, scale = x.numel() // n, torch.empty_like(x), _empty(x.numel() // n)
     lib.shared(
@@ -178,6 +182,8 @@ class Swi:
     down: Tensor
     plain: Plain
     """(x, gate_up, down, masked, dropped, joined) -> y"""
+    turned: bool = False
+    """Whether it is for `across`, and for nothing else."""
     packed: dict[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -209,10 +215,11 @@ class _Made:
 
 def swiglu(x: Tensor, swi: Swi, masked: Tensor | None, dropped: Tensor | None, joined: bool) -> Tensor:
     """down(silu(gate x) * up x * masked); joined: the norm of x + that * dropped."""
+    x, masked, dropped = x.contiguous(), _whole(masked), _whole(dropped)
     if _wanted(x, swi.gate_up, swi.down):
         out: Tensor = _SwiGLU.apply(x, swi.gate_up, swi.down, masked, dropped, joined, swi)  # type: ignore[no-untyped-call]
         return out
-    return _swiglu(x.contiguous(), swi, masked, dropped, joined, keep=False).y
+    return _swiglu(x, swi, masked, dropped, joined, keep=False).y
 
 
 def _swiglu(x: Tensor, swi: Swi, masked: Tensor | None, dropped: Tensor | None, joined: bool, keep: bool) -> _Made:
@@ -261,7 +268,6 @@ class _SwiGLU(torch.autograd.Function):
         joined: bool,
         swi: Swi,
     ) -> Tensor:
-        x = x.contiguous()
         made = _swiglu(x, swi, masked, dropped, joined, keep=True)
         ctx.save_for_backward(x, gate_up, down, masked, dropped, made.y if joined else None, made.scale, made.kept)
         ctx.swi = swi
@@ -283,10 +289,11 @@ class _SwiGLU(torch.autograd.Function):
 
 def across(x: Tensor, swi: Swi, dropped: Tensor | None, joined: bool) -> Tensor:
     """The same along the tokens of x [B, tokens, width], the norm too; its plain form has x and the result so."""
+    x, dropped = x.contiguous(), _whole(dropped)
     if _wanted(x, swi.gate_up, swi.down):
         out: Tensor = _Across.apply(x, swi.gate_up, swi.down, dropped, joined, swi)  # type: ignore[no-untyped-call]
         return out
-    return _across(x.contiguous(), swi, dropped, joined, keep=False).y
+    return _across(x, swi, dropped, joined, keep=False).y
 
 
 def fits_across(tokens: int, inner: int) -> bool:
@@ -313,7 +320,6 @@ class _Across(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, dropped: Tensor | None, joined: bool, swi: Swi
     ) -> Tensor:
-        x = x.contiguous()
         made = _across(x, swi, dropped, joined, keep=True)
         ctx.save_for_backward(x, gate_up, down, dropped, made.y if joined else None, made.scale, made.kept)
         ctx.swi = swi
@@ -329,10 +335,11 @@ class _Across(torch.autograd.Function):
         d_x, least = torch.empty_like(x), native.least(12 * tokens * inner * width)
         parts = native.sharing(batch, least)
         d_gate_up, d_down = _zeros(parts, 2 * inner, tokens), _zeros(parts, tokens, inner)
+        weights = gate_up.contiguous(), down.contiguous()
 
         def work(first: int, last: int, part: int) -> None:
             rest = (dropped, scale is not None, kept, y, scale, grad, d_x, d_gate_up[part], d_down[part])
-            ctx.swi.lib("across_backward", first, last, tokens, inner, width, x, gate_up, down, *rest)
+            ctx.swi.lib("across_backward", first, last, tokens, inner, width, x, *weights, *rest)
 
         ctx.swi.lib.shared(batch, least, work)
         return d_x, _added(d_gate_up), _added(d_down), None, None, None
@@ -353,10 +360,11 @@ def attention(
 ) -> Tensor:
     """qkv [B, S, 3, heads, size] -> [B, S, width]; `turns` rotate pairs side by side of queries and keys, bias [B, S]
     is added to the scores of every key. plain: qkv -> the same."""
+    qkv, mask, bias = qkv.contiguous(), _whole(mask), _whole(bias)
     if _wanted(qkv):
         out: Tensor = _Attention.apply(qkv, mask, turn, bias, lib, plain)  # type: ignore[no-untyped-call]
         return out
-    return _attention(lib, qkv.contiguous(), mask, turn, bias, None)
+    return _attention(lib, qkv, mask, turn, bias, None)
 
 
 def _attention(
@@ -377,7 +385,6 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, mask: Tensor | None, turn: Tensor | None, bias: Tensor | None, lib: Library, plain: Plain
     ) -> Tensor:
-        qkv = qkv.contiguous()
         batch, length, _, heads, _ = qkv.shape
         kept = _empty(batch, heads, length, -(-length // native.STEP) * native.STEP)
         ctx.save_for_backward(qkv, mask, turn, kept)
@@ -517,11 +524,12 @@ def _spread(
 def relations(x: Tensor, board: Board, kinds: Sequence[Swi], dropped: Tensor | None, plain: Plain) -> Tensor:
     """The norm of x + what groups, the symbols of a cell (where there are several) and the mean over all (where `kinds`
     has one more) tell each position, times `dropped`. plain: (x, *weights) -> the same."""
+    x, dropped = x.contiguous(), _whole(dropped)
     weights = [weight for swi in kinds for weight in (swi.gate_up, swi.down)]
     if _wanted(x, *weights):
         out: Tensor = _Relations.apply(x, board, list(kinds), dropped, plain, *weights)  # type: ignore[no-untyped-call]
         return out
-    return _relations(x.contiguous(), board, kinds, dropped, keep=False).y
+    return _relations(x, board, kinds, dropped, keep=False).y
 
 
 @dataclass(frozen=True)
@@ -558,7 +566,6 @@ class _Relations(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, board: Board, kinds: list[Swi], dropped: Tensor | None, plain: Plain, *weights: Tensor
     ) -> Tensor:
-        x = x.contiguous()
         done = _relations(x, board, kinds, dropped, keep=True)
         kept = [each.kept for each in done.made]
         ctx.save_for_backward(x, dropped, done.y, done.scale, *weights, *done.heard, *kept)
@@ -608,11 +615,11 @@ def update(
     plain: Plain,
 ) -> tuple[Tensor, Tensor]:
     """The new state, and the ratio of each position, [..., 1]. gate: its weight [1, width] and bias [1], if any."""
-    weight, bias = gate
+    weight, bias = (_whole(part) for part in gate)
+    old, candidate, seen = old.contiguous(), candidate.contiguous(), seen.contiguous()
     if _wanted(old, candidate, seen, weight):
         new, rows = _Update.apply(old, candidate, seen, weight, bias, tau, norm, lib, plain)  # type: ignore[no-untyped-call]
     else:
-        old, candidate, seen = old.contiguous(), candidate.contiguous(), seen.contiguous()
         new, rows = _update(lib, old, candidate, seen, weight, bias, tau, norm)
     return new, rows[..., :1]
 
@@ -651,7 +658,6 @@ class _Update(torch.autograd.Function):
         lib: Library,
         plain: Plain,
     ) -> tuple[Tensor, Tensor]:
-        old, candidate, seen = old.contiguous(), candidate.contiguous(), seen.contiguous()
         new, rows = _update(lib, old, candidate, seen, weight, bias, tau, norm)
         ctx.save_for_backward(old, candidate, seen, weight, bias, new, rows)
         ctx.norm, ctx.lib, ctx.plain = norm, lib, plain
@@ -684,7 +690,7 @@ class _Update(torch.autograd.Function):
 
 def noise(lib: Library, u: Tensor, key: Tensor, eta: float) -> Tensor:
     """eta |u| N(0, I) for u [B, positions, width], with the normal numbers of the keys [B]."""
-    u = u.detach().contiguous()
+    u, key = u.detach().contiguous(), key.contiguous()
     batch, positions, n = u.shape
     out = torch.empty_like(u)
 
@@ -700,11 +706,11 @@ def noise(lib: Library, u: Tensor, key: Tensor, eta: float) -> Tensor:
 
 def answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: str, plain: Plain) -> Tensor:
     """[B] cross-entropy, mean over the labels that are not 0. plain: (logits, labels, probabilities) -> the same."""
-    labels = labels.to(torch.int64).contiguous()
+    logits, labels = logits.contiguous(), labels.to(torch.int64).contiguous()
     if _wanted(logits):
         out: Tensor = _AnswerLoss.apply(logits, labels, probabilities, lib, plain)  # type: ignore[no-untyped-call]
         return out
-    return _answer_loss(lib, logits.contiguous(), labels, probabilities, None)
+    return _answer_loss(lib, logits, labels, probabilities, None)
 
 
 def _answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: str, d: Tensor | None) -> Tensor:
@@ -721,7 +727,6 @@ def _answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: st
 class _AnswerLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor, probabilities: str, lib: Library, plain: Plain) -> Tensor:
-        logits = logits.contiguous()
         d = torch.empty_like(logits)
         ctx.save_for_backward(logits, labels, d)
         ctx.plain, ctx.probabilities = plain, probabilities

@@ -220,7 +220,7 @@ class SwiGLU(nn.Module):
         """The same for `along_tokens` of examples of this width, with so many rows in all."""
         both, down = self.up.weight, self.down.weight
         if rows is not None and kernels.fits_across(*down.shape) and (lib := kernels.served(both, down, rows=(width,))):
-            return kernels.Swi(lib, both, down, self._plain_across)
+            return kernels.Swi(lib, both, down, self._plain_across, turned=True)
         return self.weights(rows)
 
     def forward(self, x: Tensor, weights: Swi, mask: Tensor | None = None) -> Tensor:
@@ -248,7 +248,7 @@ class SwiGLU(nn.Module):
 
     def along_tokens(self, x: Tensor, weights: Swi, dropped: Tensor | None, joined: bool) -> Tensor:
         """The same across the tokens of x [B, tokens, width], norm and all; without the norm, what is to be added."""
-        if isinstance(weights, kernels.Swi):
+        if isinstance(weights, kernels.Swi) and weights.turned:
             return kernels.across(x, weights, dropped, joined)
         turned = x.transpose(1, 2)
         if not joined:
