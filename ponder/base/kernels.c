@@ -60,22 +60,25 @@ INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~wher
 #define SHUFFLED(x, ...) __builtin_shuffle(x, (vi){__VA_ARGS__})
 #endif
 
+/* Every element changes places with the one whose number differs in one bit. */
 #if V == 16
-#define SWAPPED(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define BY1(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
+#define BY2(x) SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
+#define BY4(x) SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
+#define BY8(x) SHUFFLED(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
 #else
-#define SWAPPED(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6)
+#define BY1(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6)
+#define BY2(x) SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5)
+#define BY4(x) SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3)
 #endif
 
 INLINE float total(vf x) {
 #if V == 16
-    x += SHUFFLED(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
-    x += SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11);
-    x += SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
-#else
-    x += SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3);
-    x += SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5);
+    x += BY8(x);
 #endif
-    x += SWAPPED(x);
+    x += BY4(x);
+    x += BY2(x);
+    x += BY1(x);
     return x[0];
 }
 
@@ -555,7 +558,7 @@ static long whole(long n) { return (n + 15) / 16 * 16; } /* whatever the vector,
 
 /* Pairs side by side turned; `turn`: cosines, each twice, and `apart` after them sines, the first of two negative. */
 INLINE vf turned_by(vf x, const float *turn, long apart, float sign) {
-    return x * load(turn) + SWAPPED(x) * load(turn + apart) * sign;
+    return x * load(turn) + BY1(x) * load(turn + apart) * sign;
 }
 
 /* One head of one example: `part` 0, 1 or 2 of qkv [tokens, 3, heads, size], dropped out, turned and scaled, as rows of
@@ -596,30 +599,46 @@ static void head_back(long tokens, long heads, long size, long head, int part, c
     }
 }
 
-static void transposed(long rows, long columns, const float *from, long apart, float *to, long wide) {
-    for (long j = 0; j < columns; j++) {
-        for (long i = 0; i < rows; i++) to[j * wide + i] = from[i * apart + j];
-        for (long i = rows; i < wide; i++) to[j * wide + i] = 0;
+#define EXCHANGED(D, BY)                                                                                              \
+    UNROLL for (int i = 0; i < V; i++) if (!(i & D)) {                                                                \
+        vf a = block[i], b = block[i + D];                                                                            \
+        vi here = (vi)(COUNTED & D) == 0;                                                                             \
+        block[i] = pick(here, a, BY(b));                                                                              \
+        block[i + D] = pick(here, BY(a), b);                                                                          \
     }
+
+/* from [rows, columns], rows `apart` floats long -> to [columns, wide], the rest zeros; columns and wide are multiples of V. */
+static void transposed(long rows, long columns, const float *from, long apart, float *to, long wide) {
+    for (long r = 0; r < wide; r += V)
+        for (long c = 0; c < columns; c += V) {
+            vf block[V];
+            UNROLL for (int i = 0; i < V; i++) block[i] = r + i < rows ? load(from + (r + i) * apart + c) : (vf){0};
+            EXCHANGED(1, BY1)
+            EXCHANGED(2, BY2)
+            EXCHANGED(4, BY4)
+#if V == 16
+            EXCHANGED(8, BY8)
+#endif
+            UNROLL for (int i = 0; i < V; i++) store(to + (c + i) * wide + r, block[i]);
+        }
 }
 
 /* qkv [examples, tokens, 3, heads, size] -> y [examples, tokens, heads * size]. kept: the weights that every token gives to
    the others, rows of whole(tokens) floats. bias: [examples, tokens], added to the scores of each key. */
 void attention_forward(long first, long last, long tokens, long heads, long size, const float *qkv, const float *mask,
                        const float *turn, const float *bias, float *kept, float *y) {
-    long apart = whole(size), wide = whole(tokens), width = heads * size;
-    float *q = room(tokens * 4 * apart + apart * wide + (tokens + 1) * wide), *k = q + tokens * apart,
-          *v = k + tokens * apart, *mixed = v + tokens * apart, *turned = mixed + tokens * apart,
-          *shut = turned + apart * wide, *spare = shut + wide;
+    long apart = whole(size), wide = whole(tokens), width = heads * size, rows = tokens * apart;
+    float *q = room(4 * rows + apart * wide + (tokens + 1) * wide), *k = q + rows, *v = k + rows, *mixed = v + rows,
+          *turned = mixed + rows, *shut = turned + apart * wide, *spare = shut + wide;
     for (long b = first; b < last; b++) {
         for (long i = 0; i < wide; i++) shut[i] = i >= tokens ? -INFINITY : bias ? bias[b * tokens + i] : 0;
         for (long h = 0; h < heads; h++) {
             const float *from = qkv + b * tokens * 3 * width, *m = mask ? mask + b * tokens * 3 * width : 0;
-            float *share = kept ? kept + (b * heads + h) * tokens * wide : spare;
+            float *share = kept ? kept + (b * heads + h) * tokens * wide : spare, *out = y + b * tokens * width + h * size;
             head_of(tokens, heads, size, h, 0, from, m, turn, 1.0f / sqrtf((float)size), q);
             head_of(tokens, heads, size, h, 1, from, m, turn, 1.0f, k);
             head_of(tokens, heads, size, h, 2, from, m, turn, 1.0f, v);
-            transposed(tokens, size, k, apart, turned, wide);
+            transposed(tokens, apart, k, apart, turned, wide);
             product(tokens, wide, size, q, apart, 1, turned, wide, share, wide, 0);
             for (long t = 0; t < tokens; t++) {
                 float *row = share + t * wide;
@@ -640,9 +659,13 @@ void attention_forward(long first, long last, long tokens, long heads, long size
                 float scale = 1.0f / total(sum);
                 for (long i = 0; i < wide; i += V) store(row + i, load(row + i) * scale);
             }
+            if (apart == size) {
+                product(tokens, size, tokens, share, wide, 1, v, apart, out, width, 0);
+                continue;
+            }
             product(tokens, apart, tokens, share, wide, 1, v, apart, mixed, apart, 0);
             for (long t = 0; t < tokens; t++)
-                for (long i = 0; i < size; i++) y[(b * tokens + t) * width + h * size + i] = mixed[t * apart + i];
+                for (long i = 0; i < size; i++) out[t * width + i] = mixed[t * apart + i];
         }
     }
 }
@@ -664,7 +687,7 @@ void attention_backward(long first, long last, long tokens, long heads, long siz
                 for (long i = 0; i < size; i++) d_mixed[t * apart + i] = grad[(b * tokens + t) * width + h * size + i];
                 for (long i = size; i < apart; i++) d_mixed[t * apart + i] = 0;
             }
-            transposed(tokens, size, v, apart, turned, wide);
+            transposed(tokens, apart, v, apart, turned, wide);
             product(tokens, wide, size, d_mixed, apart, 1, turned, wide, d_share, wide, 0);
             for (long t = 0; t < tokens; t++) {
                 vf along = {0};
