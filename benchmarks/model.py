@@ -167,7 +167,7 @@ def prepare(threads: int, wall: bool) -> None:
     _now = time.perf_counter if wall or threads > 1 else time.thread_time
 
 
-def _timed(run: Callable[[], None]) -> float:
+def timed(run: Callable[[], None]) -> float:
     began = _now()
     run()
     return _now() - began
@@ -184,8 +184,8 @@ def measure(shape: Shape, forms: list[str]) -> list[Row]:
     for _ in range(shape.rounds):
         for form, step in steps.items():
             peak.measure()
-            best[form, True] = min(best[form, True], _timed(step.training))
-            best[form, False] = min(best[form, False], _timed(step.inference))
+            best[form, True] = min(best[form, True], timed(step.training))
+            best[form, False] = min(best[form, False], timed(step.inference))
     rows = []
     for form in forms:
         training, inference = (useful_flops(shape, what) / best[form, what] for what in (True, False))
@@ -249,7 +249,7 @@ def attention_forms(lengths: tuple[int, ...], rounds: int = 4) -> list[dict[str,
         best = [float("inf"), float("inf")]
         for _ in range(rounds):
             for i, form in enumerate(forms):
-                best[i] = min(best[i], _timed(form))
+                best[i] = min(best[i], timed(form))
         out.append({"tokens": length, "explicit_ms": round(best[0] * 1e3, 2), "fused_ms": round(best[1] * 1e3, 2)})
     return out
 
@@ -320,26 +320,42 @@ def kernels_by_name() -> Iterator[None]:
         setattr(Library, "__call__", kept)  # noqa: B010
 
 
+class Updates:
+    """The updates of a training on one thread, as `ponder train` makes them, on random boards."""
+
+    def __init__(self, preset: str, model: str | None = None, changes: dict[str, Any] | None = None) -> None:
+        self.config = resolve(preset, model, changes or {})
+        self.domain, self.here = self.config.data.make(), runtime.Runtime(torch.device("cpu"))
+        self.run = train.new_run(self.config, self.domain, self.here, torch.float32)
+        cells = np.random.default_rng(0).integers(1, len(self.domain.vocab), (1000, self.domain.seq_len))
+        self.source = ArraySource({"inputs": cells, "labels": cells})
+        self.depth = train.Depth.at(self.config, 1, 1)
+
+    def update(self) -> None:
+        gathered = train.gather_gradients(self.run, self.source, self.depth, None, self.here, "float32")
+        train.apply_gradients(self.run, gathered, 1.0)
+
+    def at_peak(self, rounds: int) -> float:
+        """Seconds that the useful FLOPs of an update take as products alone."""
+        config, domain = self.config, self.domain
+        peak = Peak(Shape("", config.model, domain.seq_len, len(domain.vocab), slot_count(config), rounds))
+        for _ in range(rounds):
+            peak.measure()
+        work = cost.flops(config.model, len(domain.vocab), domain.seq_len, domain.geometry)
+        return work.training * config.train.batch / peak.rate
+
+
 def profile_update(preset: str, model: str | None, changes: dict[str, Any], rounds: int) -> dict[str, float]:
     """Milliseconds of each part, `update`: all of it unobserved, and `at peak`: what its useful FLOPs take alone.
 
     Every single operation counts with the least time it took in any of the updates, which all run the same ones: what
     else the machine does then hardly shows.
     """
-    config = resolve(preset, model, changes)
-    domain, here = config.data.make(), runtime.Runtime(torch.device("cpu"))
-    run = train.new_run(config, domain, here, torch.float32)
-    cells = np.random.default_rng(0).integers(1, len(domain.vocab), (1000, domain.seq_len))
-    source = ArraySource({"inputs": cells, "labels": cells})
-    depth = train.Depth.at(config, 1, 1)
-
-    def update() -> None:
-        gathered = train.gather_gradients(run, source, depth, None, here, "float32")
-        train.apply_gradients(run, gathered, 1.0)
-
+    made = Updates(preset, model, changes)
+    update = made.update
     for _ in range(5):  # memory settles
         update()
-    alone = min(_timed(update) for _ in range(rounds))
+    alone = min(timed(update) for _ in range(rounds))
     least: dict[tuple[str, int], float] = {}
     with ExitStack() as stack:
         stack.enter_context(named("random numbers", (rng, "normal"), (rng, "keep_mask"), (rng, "fold")))
@@ -357,12 +373,7 @@ def profile_update(preset: str, model: str | None, changes: dict[str, Any], roun
                 least[at] = min(least.get(at, math.inf), event.self_cpu_time_total / 1e3)
                 place[part] += 1
     out = {part: sum(time for (p, _), time in least.items() if p == part) for part in PARTS}
-    shape = Shape(preset, config.model, domain.seq_len, len(domain.vocab), slot_count(config), rounds)
-    peak = Peak(shape)
-    for _ in range(rounds):
-        peak.measure()
-    flops = cost.flops(config.model, len(domain.vocab), domain.seq_len, domain.geometry).training
-    return out | {"update": alone * 1e3, "at peak": flops * config.train.batch / peak.rate * 1e3}
+    return out | {"update": alone * 1e3, "at peak": made.at_peak(rounds) * 1e3}
 
 
 def _part(event: Any) -> str:

@@ -1,0 +1,93 @@
+"""The plain command from start to end: `python -m benchmarks.whole [PRESET ...] [--save]`.
+
+`ponder train PRESET`, nothing added, as a user types it, with its data already built: wall seconds of the command and
+of the training in it, seconds of training until the first evaluation with 95% of `val` right, and the share of the
+machine's matrix-product rate over the whole training: useful FLOPs of updates and evaluations over its seconds,
+checkpoints and all.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.model import Peak, Shape, prepare
+from ponder import data
+from ponder.base import cores, files, runtime
+from ponder.config.resolve import Config, resolve
+from ponder.model import cost
+from ponder.training.log import read_log
+from ponder.training.slots import slot_count
+
+RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_whole.json"
+PRESETS = ("sudoku-mini", "sudoku-6x6-mini", "life-mini", "maze-mini")
+RIGHT = 0.95
+
+
+def measure(preset: str, data_dir: Path) -> dict[str, Any]:
+    config = resolve(preset)
+    data.build(config.data, data_dir)
+    with tempfile.TemporaryDirectory(prefix="ponder-whole-") as scratch:
+        folder = Path(scratch) / "run"
+        words = [sys.executable, "-m", "ponder", "train", preset, "--data-dir", str(data_dir), "--out", str(folder)]
+        began = time.perf_counter()
+        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        took = time.perf_counter() - began
+        rows = read_log(folder / "metrics.jsonl")
+    seconds = rows[-1]["seconds"]
+    looks = [row for row in rows if row["kind"] == "eval"]
+    done, looked = work(config, rows, looks)
+    peak = peak_rate(config)
+    return {
+        "preset": preset,
+        "model": config.model.name,
+        "on": said.splitlines()[0].partition(" (")[0].removeprefix("on "),
+        "command": round(took, 2),
+        "training": round(seconds, 2),
+        "updates": round(rows[-1]["update_seconds"], 2),
+        "right_after": next((round(row["seconds"], 2) for row in looks if row["ema"]["val"]["valid"] >= RIGHT), None),
+        "at_the_end": looks[-1]["ema"]["val"]["valid"],
+        "n": looks[-1]["n"]["val"],
+        "of_peak": round(done / seconds / peak, 3),
+        "with_evaluations": round((done + looked) / seconds / peak, 3),
+    }
+
+
+def work(config: Config, rows: list[dict[str, Any]], looks: list[dict[str, Any]]) -> tuple[float, float]:
+    """Useful FLOPs of all updates, and of all evaluations."""
+    domain = config.data.make()
+    each = cost.flops(config.model, len(domain.vocab), domain.seq_len, domain.geometry)
+    ways = sum(sum(row["n"].values()) * len({"ema", "online"} & row.keys()) for row in looks)
+    return each.training * config.train.batch * rows[-1]["update"], each.inference * config.model.max_steps * ways
+
+
+def peak_rate(config: Config) -> float:
+    """FLOP/s of the model's products on all cores."""
+    prepare(cores.usable(), wall=True)
+    domain = config.data.make()
+    peak = Peak(Shape("", config.model, domain.seq_len, len(domain.vocab), slot_count(config), 5))
+    for _ in range(10):
+        peak.measure()
+    return peak.rate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("presets", nargs="*", default=PRESETS)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
+    args = parser.parse_args()
+    load, rows = os.getloadavg()[0], []
+    for preset in args.presets:
+        rows.append(measure(preset, args.data_dir))
+        print(rows[-1], flush=True)
+    if args.save:
+        files.write_json(RESULT, {"load": load, "environment": runtime.environment(), "rows": rows})
+
+
+if __name__ == "__main__":
+    main()
