@@ -187,7 +187,7 @@ def whole(stored: dict[str, Any]) -> str:
         ]
         for row in stored["rows"]
     ]
-    head = "`ponder train` | on | command | training | 95% of val after | at its end | of peak, updates | and evaluations"
+    head = "`ponder train` | on | command | training | 95% of val after | at the end | of peak | and with evaluations"
     return f"{table(head, rows)}\n\nOne seed each; load {stored['load']:.1f} before."
 
 

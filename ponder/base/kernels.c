@@ -288,14 +288,25 @@ INLINE void gated_back(vf grad, vf gate, vf up, vf *d_gate, vf *d_up, vf *middle
     *d_gate = grad * up * share * (all(1.0f) + gate * (all(1.0f) - share));
 }
 
+INLINE vf tapped(const float *taps, long inner, const float *at, long token) {
+    vf c = load(taps + inner) * load(at) + load(taps + 2 * inner);
+    if (token) c += load(taps) * load(at - inner);
+    return c;
+}
+
+/* Rows of a block; of whole examples where tokens see each other. */
+static long block_of(long tokens) { return !tokens ? ROWS : tokens * (tokens < ROWS ? ROWS / tokens : 1); }
+
 /* y = down(silu(gate(x)) * up(x) * masked); `joined`: the norm of x plus that times `dropped`. `kept`, where there is a
-   backward pass to come: gate and up of every row side by side. */
+   backward pass to come: gate and up of every row side by side. `taps` [3, inner], for examples of `tokens` rows: between
+   gate and down a row becomes silu(taps[0] * the row before it + taps[1] * itself + taps[2]). */
 void swiglu_forward(long first, long last, long in, long inner, long out, const float *x, const float *gate_up,
-                    const float *down, const float *masked, const float *dropped, long joined, float *kept, float *y,
-                    float *scale) {
-    float *middle = room(ROWS * (inner + 2 * WIDE)), *spare = middle + ROWS * inner;
-    for (long r = first; r < last; r += ROWS) {
-        long rows = last - r < ROWS ? last - r : ROWS;
+                    const float *down, long tokens, const float *taps, const float *masked, const float *dropped,
+                    long joined, float *kept, float *y, float *scale) {
+    long block = block_of(taps ? tokens : 0);
+    float *middle = room(block * (inner + 2 * WIDE)), *spare = middle + block * inner;
+    for (long r = first; r < last; r += block) {
+        long rows = last - r < block ? last - r : block;
         for (long j = 0; j < inner; j += WIDE) {
             long wide = inner - j < WIDE ? inner - j : WIDE;
             long apart = kept ? 2 * inner : 2 * WIDE;
@@ -305,8 +316,17 @@ void swiglu_forward(long first, long last, long in, long inner, long out, const 
             for (long i = 0; i < rows; i++)
                 for (long q = 0; q < wide; q += V) {
                     vf m = gated(load(gate + i * apart + q), load(up + i * apart + q));
-                    store(middle + i * inner + j + q, masked ? m * load(masked + (r + i) * inner + j + q) : m);
+                    if (masked && !taps) m *= load(masked + (r + i) * inner + j + q);
+                    store(middle + i * inner + j + q, m);
                 }
+        }
+        for (long i = rows - 1; taps && i >= 0; i--) {
+            long token = i % tokens;
+            for (long j = 0; j < inner; j += V) {
+                float *at = middle + i * inner + j;
+                vf c = tapped(taps + j, inner, at, token), m = c * sigmoid(c);
+                store(at, masked ? m * load(masked + (r + i) * inner + j) : m);
+            }
         }
         product(rows, out, inner, middle, inner, 1, down, 0, y + r * out, out, 0);
         if (joined)
@@ -315,13 +335,44 @@ void swiglu_forward(long first, long last, long in, long inner, long out, const 
     }
 }
 
+/* Of rows of whole examples: `middle`, the gradient of what goes down, becomes what went down itself, and `before` the
+   gradient of what the taps took. `spare` holds as many. */
+static void taps_back(long rows, long inner, long tokens, const float *taps, const float *masked, const float *kept,
+                      float *middle, float *before, float *spare, float *d_taps) {
+    float *seen = spare;
+    for (long i = 0; i < rows; i++)
+        for (long j = 0; j < inner; j += V)
+            store(seen + i * inner + j, gated(load(kept + i * 2 * inner + j), load(kept + i * 2 * inner + inner + j)));
+    for (long j = 0; j < inner; j += V) {
+        vf d_tap[3] = {load(d_taps + j), load(d_taps + inner + j), load(d_taps + 2 * inner + j)};
+        for (long i = 0, token = 0; i < rows; i++, token = token + 1 < tokens ? token + 1 : 0) {
+            long at = i * inner + j;
+            vf c = tapped(taps + j, inner, seen + at, token), share = sigmoid(c);
+            vf mask = masked ? load(masked + at) : all(1.0f);
+            vf d = load(middle + at) * mask * share * (all(1.0f) + c * (all(1.0f) - share));
+            store(middle + at, c * share * mask);
+            if (token) {
+                d_tap[0] += d * load(seen + at - inner);
+                store(before + at - inner, load(before + at - inner) + load(taps + j) * d);
+            }
+            d_tap[1] += d * load(seen + at);
+            d_tap[2] += d;
+            store(before + at, load(taps + inner + j) * d);
+        }
+        for (int n = 0; n < 3; n++) store(d_taps + n * inner + j, d_tap[n]);
+    }
+}
+
+/* d_taps [3, inner] is added to, as d_gate_up and d_down are. */
 void swiglu_backward(long first, long last, long in, long inner, long out, const float *x, const float *gate_up_back,
-                     const float *down_back, const float *masked, const float *dropped, long joined, const float *kept,
-                     const float *y, const float *scale, const float *grad, float *d_x, float *d_gate_up, float *d_down) {
-    float *middle = room(ROWS * (3 * inner + 2 * out)), *d_both = middle + ROWS * inner, *joint = d_both + ROWS * 2 * inner,
-          *d_out = joint + ROWS * out;
-    for (long r = first; r < last; r += ROWS) {
-        long rows = last - r < ROWS ? last - r : ROWS;
+                     const float *down_back, long tokens, const float *taps, const float *masked, const float *dropped,
+                     long joined, const float *kept, const float *y, const float *scale, const float *grad, float *d_x,
+                     float *d_gate_up, float *d_down, float *d_taps) {
+    long block = block_of(taps ? tokens : 0);
+    float *middle = room(block * (3 * inner + 2 * out + (taps ? inner : 0))), *d_both = middle + block * inner,
+          *joint = d_both + block * 2 * inner, *d_out = joint + block * out, *before = d_out + block * out;
+    for (long r = first; r < last; r += block) {
+        long rows = last - r < block ? last - r : block;
         const float *d = grad + r * out;
         if (joined) {
             for (long i = 0; i < rows; i++)
@@ -333,13 +384,17 @@ void swiglu_backward(long first, long last, long in, long inner, long out, const
             }
         }
         product(rows, inner, out, d, out, 1, down_back, 0, middle, inner, 0);
+        if (taps)
+            taps_back(rows, inner, tokens, taps, masked ? masked + r * inner : 0, kept + r * 2 * inner, middle, before, d_both,
+                      d_taps);
         for (long i = 0; i < rows; i++)
             for (long j = 0; j < inner; j += V) {
                 const float *both = kept + (r + i) * 2 * inner + j;
                 float *at = middle + i * inner + j, *back = d_both + i * 2 * inner + j;
-                vf mask = masked ? load(masked + (r + i) * inner + j) : all(1.0f), d_gate, d_up, m;
-                gated_back(load(at) * mask, load(both), load(both + inner), &d_gate, &d_up, &m);
-                store(at, m * mask);
+                vf mask = masked && !taps ? load(masked + (r + i) * inner + j) : all(1.0f), d_gate, d_up, m;
+                vf from = taps ? load(before + i * inner + j) : load(at);
+                gated_back(from * mask, load(both), load(both + inner), &d_gate, &d_up, &m);
+                if (!taps) store(at, m * mask);
                 store(back, d_gate);
                 store(back + inner, d_up);
             }

@@ -181,7 +181,9 @@ class Swi:
     gate_up: Tensor
     down: Tensor
     plain: Plain
-    """(x, gate_up, down, masked, dropped, joined) -> y"""
+    """(x, gate_up, down, taps, masked, dropped, joined) -> y"""
+    taps: Tensor | None = None
+    """[3, inner] of a convolution over the tokens: what the one before counts, what itself, and what is added."""
     turned: bool = False
     """Whether it is for `across`, and for nothing else."""
     packed: dict[str, Tensor] = field(default_factory=dict)
@@ -189,6 +191,10 @@ class Swi:
     @property
     def sizes(self) -> tuple[int, int, int]:
         return self.gate_up.shape[1], self.down.shape[1], self.down.shape[0]
+
+    def tokens(self, x: Tensor) -> int:
+        """Rows of x that belong together: all of an example, where they see each other."""
+        return 1 if self.taps is None else x.shape[-2]
 
     def forwards(self) -> tuple[Tensor, Tensor]:
         if "down" not in self.packed:
@@ -214,10 +220,12 @@ class _Made:
 
 
 def swiglu(x: Tensor, swi: Swi, masked: Tensor | None, dropped: Tensor | None, joined: bool) -> Tensor:
-    """down(silu(gate x) * up x * masked); joined: the norm of x + that * dropped."""
+    """down(silu(gate x) * up x * masked), with a convolution between where there are taps; joined: the norm of x + that
+    * dropped."""
     x, masked, dropped = x.contiguous(), _whole(masked), _whole(dropped)
-    if _wanted(x, swi.gate_up, swi.down):
-        out: Tensor = _SwiGLU.apply(x, swi.gate_up, swi.down, masked, dropped, joined, swi)  # type: ignore[no-untyped-call]
+    if _wanted(x, swi.gate_up, swi.down, swi.taps):
+        weights = swi.gate_up, swi.down, swi.taps
+        out: Tensor = _SwiGLU.apply(x, *weights, masked, dropped, joined, swi)  # type: ignore[no-untyped-call]
         return out
     return _swiglu(x, swi, masked, dropped, joined, keep=False).y
 
@@ -227,33 +235,34 @@ def _swiglu(x: Tensor, swi: Swi, masked: Tensor | None, dropped: Tensor | None, 
     rows = x.numel() // inn
     y, scale = _empty(*x.shape[:-1], out), _empty(rows) if joined else None
     kept = _empty(rows, 2 * inner) if keep else None
-    weights = swi.forwards()
+    weights, each = swi.forwards(), swi.tokens(x)
 
     def work(first: int, last: int, _: int) -> None:
-        rest = (x, *weights, masked, dropped, joined, kept, y, scale)
-        swi.lib("swiglu_forward", first, last, inn, inner, out, *rest)
+        rest = (x, *weights, each, swi.taps, masked, dropped, joined, kept, y, scale)
+        swi.lib("swiglu_forward", first * each, last * each, inn, inner, out, *rest)
 
-    swi.lib.shared(rows, native.least(6 * inn * inner), work)
+    swi.lib.shared(rows // each, native.least(6 * inn * inner * each), work)
     return _Made(y, scale, kept)
 
 
 def _swiglu_back(
     x: Tensor, swi: Swi, masked: Tensor | None, dropped: Tensor | None, made: _Made, grad: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of x, gate_up and down."""
-    inn, inner, out = swi.sizes
-    rows, d_x, least = x.numel() // inn, torch.empty_like(x), native.least(12 * inn * inner)
-    parts = native.sharing(rows, least)
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Gradients of x, gate_up, down and taps."""
+    (inn, inner, out), each = swi.sizes, swi.tokens(x)
+    count, d_x, least = x.numel() // inn // each, torch.empty_like(x), native.least(12 * inn * inner * each)
+    parts = native.sharing(count, least)
     d_gate_up, d_down = _zeros(parts, 2 * inner, inn), _zeros(parts, out, inner)
+    d_taps = None if swi.taps is None else _zeros(parts, 3, inner)
     weights = swi.backwards()
 
     def work(first: int, last: int, part: int) -> None:
-        given = (masked, dropped, made.scale is not None, made.kept, made.y, made.scale, grad)
-        rest = (x, *weights, *given, d_x, d_gate_up[part], d_down[part])
-        swi.lib("swiglu_backward", first, last, inn, inner, out, *rest)
+        given = (each, swi.taps, masked, dropped, made.scale is not None, made.kept, made.y, made.scale, grad)
+        found = (d_x, d_gate_up[part], d_down[part], None if d_taps is None else d_taps[part])
+        swi.lib("swiglu_backward", first * each, last * each, inn, inner, out, x, *weights, *given, *found)
 
-    swi.lib.shared(rows, least, work)
-    return d_x, _added(d_gate_up), _added(d_down)
+    swi.lib.shared(count, least, work)
+    return d_x, _added(d_gate_up), _added(d_down), None if d_taps is None else _added(d_taps)
 
 
 class _SwiGLU(torch.autograd.Function):
@@ -263,24 +272,25 @@ class _SwiGLU(torch.autograd.Function):
         x: Tensor,
         gate_up: Tensor,
         down: Tensor,
+        taps: Tensor | None,
         masked: Tensor | None,
         dropped: Tensor | None,
         joined: bool,
         swi: Swi,
     ) -> Tensor:
         made = _swiglu(x, swi, masked, dropped, joined, keep=True)
-        ctx.save_for_backward(x, gate_up, down, masked, dropped, made.y if joined else None, made.scale, made.kept)
+        held = made.y if joined else None, made.scale, made.kept
+        ctx.save_for_backward(x, gate_up, down, taps, masked, dropped, *held)
         ctx.swi = swi
         return made.y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, gate_up, down, masked, dropped, *made = ctx.saved_tensors
+        x, gate_up, down, taps, masked, dropped, *made = ctx.saved_tensors
         none = (None,) * 4
         if torch.is_grad_enabled():
-            joined = made[1] is not None
-            again = lambda x, up, down: ctx.swi.plain(x, up, down, masked, dropped, joined)  # noqa: E731
-            return *_again(again, (x, gate_up, down), grads[0]), *none
+            again = lambda *given: ctx.swi.plain(*given, masked, dropped, made[1] is not None)  # noqa: E731
+            return *_again(again, (x, gate_up, down, taps), grads[0]), *none
         return *_swiglu_back(x, ctx.swi, masked, dropped, _Made(*made), grads[0].contiguous()), *none
 
 
@@ -329,7 +339,7 @@ class _Across(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, gate_up, down, dropped, y, scale, kept = ctx.saved_tensors
         if torch.is_grad_enabled():
-            again = lambda x, up, down: ctx.swi.plain(x, up, down, None, dropped, scale is not None)  # noqa: E731
+            again = lambda x, up, down: ctx.swi.plain(x, up, down, None, None, dropped, scale is not None)  # noqa: E731
             return *_again(again, (x, gate_up, down), grads[0]), None, None, None
         grad, (batch, tokens, width), inner = grads[0].contiguous(), x.shape, down.shape[1]
         d_x, least = torch.empty_like(x), native.least(12 * tokens * inner * width)
@@ -592,7 +602,7 @@ class _Relations(torch.autograd.Function):
         d_answers = _collect(lib, board, d_told, board.tell_back, (board.tell.value, 1.0, 1.0)).kinds(board, width)
         d_heard, d_weights = [], []
         for i, swi in enumerate(kinds):
-            d_part, *d_both = _swiglu_back(heard[i], swi, None, None, _Made(y, None, kept[i]), d_answers[i])
+            d_part, *d_both, _ = _swiglu_back(heard[i], swi, None, None, _Made(y, None, kept[i]), d_answers[i])
             d_heard.append(d_part)
             d_weights += d_both
         back, all_heard = _joint(board, batch, d_heard), len(kinds) == len(heard)

@@ -207,12 +207,8 @@ class SwiGLU(nn.Module):
     def weights(self, rows: int | None) -> Swi:
         """For products with about so many rows; None leaves them as they are."""
         both, down = self.up.weight, self.down.weight
-        if (
-            rows is not None
-            and self.conv is None
-            and (lib := kernels.served(both, down, rows=(*both.shape, *down.shape)))
-        ):
-            return kernels.Swi(lib, both, down, self._plain)
+        if rows is not None and (lib := kernels.served(both, down, rows=(*both.shape, *down.shape))):
+            return kernels.Swi(lib, both, down, self._plain, self._taps())
         # Two products instead of one: the element-wise half then reads contiguous memory (docs/performance.md).
         return SwiWeights(*(Weight.pack(w, rows) for w in (*both.chunk(2), down)))
 
@@ -234,7 +230,7 @@ class SwiGLU(nn.Module):
         else:
             mid = product(x, weights.up, times=F.silu(gate, inplace=True))
         if self.conv is not None:
-            along = _two_taps if weights.down.packed is not None or weights.down.native is not None else _convolved
+            along = _two_taps if weights.down.packed is not None else _convolved
             mid = F.silu(along(mid, self.conv))
             if mask is not None:
                 mid = mid * mask
@@ -259,17 +255,41 @@ class SwiGLU(nn.Module):
     def plainly(both: Tensor, down: Tensor) -> SwiWeights:
         return SwiWeights(*(Weight(w) for w in (*both.chunk(2), down)))
 
+    def _taps(self) -> Tensor | None:
+        """The convolution as [3, inner]: what the token before counts, what the token itself, and what is added."""
+        if self.conv is None or self.conv.bias is None:
+            return None
+        return torch.cat((self.conv.weight[:, 0].t(), self.conv.bias[None]))
+
     def _plain(
-        self, x: Tensor, both: Tensor, down: Tensor, mask: Tensor | None, dropped: Tensor | None, joined: bool
+        self,
+        x: Tensor,
+        both: Tensor,
+        down: Tensor,
+        taps: Tensor | None,
+        mask: Tensor | None,
+        dropped: Tensor | None,
+        joined: bool,
     ) -> Tensor:
-        out: Tensor = self(x, self.plainly(both, down), mask)
+        weights = self.plainly(both, down)
+        mid: Tensor = F.silu(product(x, weights.gate)) * product(x, weights.up)
+        if taps is not None:
+            mid = F.silu(F.pad(mid, (0, 0, 1, 0))[..., :-1, :] * taps[0] + mid * taps[1] + taps[2])
+        out = product(mid if mask is None else mid * mask, weights.down)
         return plain_norm(x, out, dropped) if joined else out
 
     def _plain_across(
-        self, x: Tensor, both: Tensor, down: Tensor, mask: Tensor | None, dropped: Tensor | None, joined: bool
+        self,
+        x: Tensor,
+        both: Tensor,
+        down: Tensor,
+        taps: None,
+        mask: Tensor | None,
+        dropped: Tensor | None,
+        joined: bool,
     ) -> Tensor:
         dropped = None if dropped is None else dropped.transpose(1, 2)
-        return self._plain(x.transpose(1, 2), both, down, mask, dropped, joined).transpose(1, 2)
+        return self._plain(x.transpose(1, 2), both, down, taps, mask, dropped, joined).transpose(1, 2)
 
 
 def _convolved(x: Tensor, conv: nn.Conv1d) -> Tensor:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SLOTS = 16
 """A process with fewer slots than this spends its time on other things than products."""
-WORTH = 1e12
+WORTH = 2e11
 """Floating-point operations below which a training is over before other processes have started (ten seconds)."""
 TABLE = 2**26
 """Numbers in a puzzle table above which one process holds it rather than each its copy."""
