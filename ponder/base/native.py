@@ -121,6 +121,12 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ponder" / "native"
 
 
+def _is_whole(content: bytes) -> bool:
+    """Whether a library ends with the hash of all before it. One that was cut off would kill whoever loads it; what
+    follows its end, loaders do not read."""
+    return hashlib.sha256(content[:-32]).digest() == content[-32:]
+
+
 @cache
 def _loaded(source: Path, level: str) -> Library | Missing:
     try:
@@ -129,8 +135,9 @@ def _loaded(source: Path, level: str) -> Library | Missing:
         return Missing(f"made for processors with AVX2 or AVX-512, and torch says {level}")
     name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in (*FLAGS, march))])).hexdigest()
     kept = folder() / f"{source.stem}-{level.lower()}-{name[:16]}.so"
-    with suppress(OSError):
-        return Library(ctypes.CDLL(str(kept)))
+    with suppress(OSError, AttributeError):  # the latter where it lacks a function
+        if _is_whole(files.read(kept)):
+            return Library(ctypes.CDLL(str(kept)))
     with tempfile.TemporaryDirectory(prefix="ponder-native-") as scratch:
         made = Path(scratch) / kept.name
         words = [os.environ.get("CC") or "cc", *FLAGS, march, str(source), "-o", str(made), "-lm"]
@@ -143,7 +150,7 @@ def _loaded(source: Path, level: str) -> Library | Missing:
         if done.returncode != 0:
             return Missing(f"{words[0]} cannot compile it: {(done.stderr.strip() or 'no word').splitlines()[0]}")
         with suppress(OSError):  # a folder that cannot be written costs a second at every start
-            files.write(kept, made.read_bytes())
+            files.write(kept, made.read_bytes() + hashlib.sha256(made.read_bytes()).digest())
         try:
             return Library(ctypes.CDLL(str(made)))
         except OSError as error:
