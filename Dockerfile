@@ -12,6 +12,10 @@ ARG EXTRAS=all
 ARG COMMIT=
 ENV PIP_BREAK_SYSTEM_PACKAGES=1 PIP_NO_CACHE_DIR=1
 
+# A C compiler: at first use ponder compiles its kernels for the processor it runs on.
+RUN command -v cc >/dev/null || { apt-get update -q && apt-get install -y -q --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*; }
+
 COPY . /src
 RUN if [ -n "$TORCH" ]; then pip install uv && uv pip install --system --no-cache --torch-backend "$TORCH" torch; fi \
  && if [ -n "$COMMIT" ]; then echo "$COMMIT" > /src/ponder/COMMIT; fi \

@@ -1,8 +1,7 @@
 /* The sublayers of a layer on a CPU, each in one pass over rows that stay in the cache: products, gates, norms and all.
 
-   The plain forms in products.py, attention.py, relations.py and recurrence.py say what is computed; tests/model/
-   test_kernels.py holds each of these against its plain form. Compiled on this machine by base/native.py, for AVX2 or
-   AVX-512. All arrays are float32 and contiguous. `first` and `last` are the examples or rows that one call does, so that
+   The plain forms in ponder/model say what is computed; tests/model/test_kernels.py holds each of these against its plain
+   form. Compiled on this machine by native.py, for AVX2 or AVX-512. All arrays are contiguous. `first` and `last` are the examples or rows that one call does, so that
    several threads can share the work; sums over rows (gradients of weights) belong to the caller's own buffers. */
 
 #include <immintrin.h>
@@ -35,23 +34,6 @@ typedef float anywhere __attribute__((vector_size(4 * V), aligned(4), may_alias)
 INLINE vf load(const float *p) { return *(const anywhere *)p; }
 INLINE void store(float *p, vf x) { *(anywhere *)p = x; }
 INLINE vf all(float x) { return x - (vf){0}; }
-/* Of two; where one is no number, the second. */
-#if V == 16
-INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
-INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
-#else
-INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
-INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
-#endif
-
-#if V == 16
-#define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
-INLINE vf root(vf x) { return (vf)_mm512_sqrt_ps((__m512)x); }
-#else
-#define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7})
-INLINE vf root(vf x) { return (vf)_mm256_sqrt_ps((__m256)x); }
-#endif
-
 INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~where & (vi)no)); }
 
 #if defined(__clang__) || __GNUC__ >= 12
@@ -60,13 +42,22 @@ INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~wher
 #define SHUFFLED(x, ...) __builtin_shuffle(x, (vi){__VA_ARGS__})
 #endif
 
-/* Every element changes places with the one whose number differs in one bit. */
+/* What differs by the width. larger, smaller: of two numbers; where one is no number, the second. BY: every element changes
+   places with the one whose number differs in that bit. */
 #if V == 16
+INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
+INLINE vf root(vf x) { return (vf)_mm512_sqrt_ps((__m512)x); }
+#define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 #define BY1(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
 #define BY2(x) SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
 #define BY4(x) SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11)
 #define BY8(x) SHUFFLED(x, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7)
 #else
+INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
+INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
+INLINE vf root(vf x) { return (vf)_mm256_sqrt_ps((__m256)x); }
+#define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7})
 #define BY1(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6)
 #define BY2(x) SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5)
 #define BY4(x) SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3)
