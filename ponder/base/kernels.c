@@ -200,13 +200,36 @@ static void product(long m, long n, long k, const float *a, long am, long ak, co
     }
 }
 
+#define EXCHANGED(D, BY)                                                                                              \
+    UNROLL for (int i = 0; i < V; i++) if (!(i & D)) {                                                                \
+        vf a = block[i], b = block[i + D];                                                                            \
+        vi here = (vi)(COUNTED & D) == 0;                                                                             \
+        block[i] = pick(here, a, BY(b));                                                                              \
+        block[i + D] = pick(here, BY(a), b);                                                                          \
+    }
+
+/* from [rows, columns], rows `apart` floats long -> to [columns, wide], the rest zeros; columns and wide are multiples of V. */
+static void transposed(long rows, long columns, const float *from, long apart, float *to, long wide) {
+    for (long r = 0; r < wide; r += V)
+        for (long c = 0; c < columns; c += V) {
+            vf block[V];
+            UNROLL for (int i = 0; i < V; i++) block[i] = r + i < rows ? load(from + (r + i) * apart + c) : (vf){0};
+            EXCHANGED(1, BY1)
+            EXCHANGED(2, BY2)
+            EXCHANGED(4, BY4)
+#if V == 16
+            EXCHANGED(8, BY8)
+#endif
+            UNROLL for (int i = 0; i < V; i++) store(to + (c + i) * wide + r, block[i]);
+        }
+}
+
 /* [k, n] with element (p, j) at from[p * fk + j * fn] -> panels of WIDE columns, row after row. */
 void pack(long k, long n, const float *from, long fk, long fn, float *to) {
     for (long j = 0; j < n; j += WIDE) {
         long wide = n - j < WIDE ? n - j : WIDE;
-        if (fk == 1)
-            for (long i = 0; i < wide; i++)
-                for (long p = 0; p < k; p++) to[j * k + p * wide + i] = from[p + (j + i) * fn];
+        if (fk == 1 && k % V == 0)
+            transposed(wide, k, from + j * fn, fn, to + j * k, wide);
         else
             for (long p = 0; p < k; p++)
                 for (long i = 0; i < wide; i++) to[j * k + p * wide + i] = from[p * fk + (j + i) * fn];
@@ -643,30 +666,6 @@ static void head_back(long tokens, long heads, long size, long head, int part, c
                 for (long j = i; j < size; j++) d_qkv[at + j] = x[j - i] * (mask ? mask[at + j] : 1.0f);
         }
     }
-}
-
-#define EXCHANGED(D, BY)                                                                                              \
-    UNROLL for (int i = 0; i < V; i++) if (!(i & D)) {                                                                \
-        vf a = block[i], b = block[i + D];                                                                            \
-        vi here = (vi)(COUNTED & D) == 0;                                                                             \
-        block[i] = pick(here, a, BY(b));                                                                              \
-        block[i + D] = pick(here, BY(a), b);                                                                          \
-    }
-
-/* from [rows, columns], rows `apart` floats long -> to [columns, wide], the rest zeros; columns and wide are multiples of V. */
-static void transposed(long rows, long columns, const float *from, long apart, float *to, long wide) {
-    for (long r = 0; r < wide; r += V)
-        for (long c = 0; c < columns; c += V) {
-            vf block[V];
-            UNROLL for (int i = 0; i < V; i++) block[i] = r + i < rows ? load(from + (r + i) * apart + c) : (vf){0};
-            EXCHANGED(1, BY1)
-            EXCHANGED(2, BY2)
-            EXCHANGED(4, BY4)
-#if V == 16
-            EXCHANGED(8, BY8)
-#endif
-            UNROLL for (int i = 0; i < V; i++) store(to + (c + i) * wide + r, block[i]);
-        }
 }
 
 /* qkv [examples, tokens, 3, heads, size] -> y [examples, tokens, heads * size]. kept: the weights that every token gives to
