@@ -35,7 +35,7 @@ def measure(preset: str, data_dir: Path) -> dict[str, Any]:
         folder = Path(scratch) / "run"
         words = [sys.executable, "-m", "ponder", "train", preset, "--data-dir", str(data_dir), "--out", str(folder)]
         began = time.perf_counter()
-        said = subprocess.run(words, check=True, capture_output=True, text=True).stdout
+        said = subprocess.run(words, check=True, capture_output=True, encoding="utf-8").stdout
         took = time.perf_counter() - began
         rows = read_log(folder / "metrics.jsonl")
     seconds = rows[-1]["seconds"]

@@ -142,9 +142,7 @@ def _loaded(source: Path, level: str) -> Library | Missing:
         made = Path(scratch) / kept.name
         words = [os.environ.get("CC") or "cc", *FLAGS, march, str(source), "-o", str(made), "-lm"]
         try:
-            done = subprocess.run(
-                words, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False
-            )
+            done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE)
         except (OSError, subprocess.SubprocessError) as error:
             return Missing(f"no C compiler: {words[0]} cannot be run ({error})")
         if done.returncode != 0:
