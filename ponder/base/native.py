@@ -6,6 +6,7 @@ Where there is no compiler, or the processor is another one, there is no library
 import ctypes
 import hashlib
 import os
+import shlex
 import subprocess
 import tempfile
 import threading
@@ -134,21 +135,24 @@ def _loaded(source: Path, level: str) -> Library | Missing:
     except KeyError:
         return Missing(f"made for processors with AVX2 or AVX-512, and torch says {level}")
     name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in (*FLAGS, march))])).hexdigest()
-    kept = folder() / f"{source.stem}-{level.lower()}-{name[:16]}.so"
-    with suppress(OSError, AttributeError):  # the latter where it lacks a function
-        if _is_whole(files.read(kept)):
-            return Library(ctypes.CDLL(str(kept)))
+    file = f"{source.stem}-{level.lower()}-{name[:16]}.so"
+    with suppress(OSError, RuntimeError, AttributeError):  # the last two: there is no home; it lacks a function
+        if _is_whole(files.read(folder() / file)):
+            return Library(ctypes.CDLL(str(folder() / file)))
     with tempfile.TemporaryDirectory(prefix="ponder-native-") as scratch:
-        made = Path(scratch) / kept.name
-        words = [os.environ.get("CC") or "cc", *FLAGS, march, str(source), "-o", str(made), "-lm"]
+        made = Path(scratch) / file
+        compiler = shlex.split(os.environ.get("CC") or "cc")
+        words = [*compiler, *FLAGS, march, str(source), "-o", str(made), "-lm"]
         try:
             done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE)
         except (OSError, subprocess.SubprocessError) as error:
             return Missing(f"no C compiler: {words[0]} cannot be run ({error})")
         if done.returncode != 0:
             return Missing(f"{words[0]} cannot compile it: {(done.stderr.strip() or 'no word').splitlines()[0]}")
-        with suppress(OSError):  # a folder that cannot be written costs a second at every start
-            files.write(kept, made.read_bytes() + hashlib.sha256(made.read_bytes()).digest())
+        content = made.read_bytes()
+        with suppress(OSError, RuntimeError):  # a folder that cannot be written costs a second at every start
+            files.write(folder() / file, content + hashlib.sha256(content).digest())
+            return Library(ctypes.CDLL(str(folder() / file)))
         try:
             return Library(ctypes.CDLL(str(made)))
         except OSError as error:

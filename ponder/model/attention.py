@@ -160,7 +160,7 @@ class Attention(nn.Module):
         if not short or qkv.dtype != torch.float32 or torch.compiler.is_compiling():
             return self.plain_mix(qkv, mask, rotary, key_bias, short)
         if lib := kernels.served(qkv):
-            bias = None if key_bias is None else key_bias[:, 0, 0].contiguous()
+            bias = None if key_bias is None else key_bias[:, 0, 0].expand(len(qkv), -1)
             plain = lambda x: self.plain_mix(x, mask, rotary, key_bias, short)  # noqa: E731
             return kernels.attention(lib, qkv, mask, None if rotary is None else rotary.native, bias, plain)
         mixed: Tensor = _ShortAttention.apply(qkv, mask, rotary, key_bias)  # type: ignore[no-untyped-call]

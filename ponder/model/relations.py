@@ -81,7 +81,7 @@ class Relations(nn.Module):
     def joined(self, x: Tensor, weights: dict[str, Swi], links: Tensor | None, dropped: Tensor | None) -> Tensor:
         """The norm of x plus what its positions are told times `dropped`."""
         kinds = [swi for swi in weights.values() if isinstance(swi, kernels.Swi)]
-        if links is not None or self.board is None or len(kinds) < len(weights) or kernels.served(x) is None:
+        if self.nodes or self.board is None or len(kinds) < len(weights) or kernels.served(x) is None:
             return rms_norm(x, self(x, weights, links), dropped)
 
         def plain(x: Tensor, *both: Tensor) -> Tensor:
