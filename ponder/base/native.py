@@ -141,22 +141,22 @@ def _loaded(source: Path, level: str) -> Library | Missing:
             return Library(ctypes.CDLL(str(folder() / file)))
     with tempfile.TemporaryDirectory(prefix="ponder-native-") as scratch:
         made = Path(scratch) / file
-        compiler = shlex.split(os.environ.get("CC") or "cc")
-        words = [*compiler, *FLAGS, march, str(source), "-o", str(made), "-lm"]
+        named = os.environ.get("CC") or "cc"
         try:
+            words = [*shlex.split(named), *FLAGS, march, str(source), "-o", str(made), "-lm"]
             done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE)
-        except (OSError, subprocess.SubprocessError) as error:
-            return Missing(f"no C compiler: {words[0]} cannot be run ({error})")
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            return Missing(f"no C compiler: {named} cannot be run ({error})")
         if done.returncode != 0:
-            return Missing(f"{words[0]} cannot compile it: {(done.stderr.strip() or 'no word').splitlines()[0]}")
-        content = made.read_bytes()
+            return Missing(f"{named} cannot compile it: {(done.stderr.strip() or 'no word').splitlines()[0]}")
         with suppress(OSError, RuntimeError):  # a folder that cannot be written costs a second at every start
+            content = made.read_bytes()
             files.write(folder() / file, content + hashlib.sha256(content).digest())
             return Library(ctypes.CDLL(str(folder() / file)))
         try:
             return Library(ctypes.CDLL(str(made)))
         except OSError as error:
-            return Missing(f"what {words[0]} made cannot be loaded: {error}")
+            return Missing(f"what {named} made cannot be loaded: {error}")
 
 
 _off: list[bool] = []
