@@ -589,17 +589,34 @@ void update_backward(long first, long last, long n, const float *old, const floa
     }
 }
 
-/* Noise: eta times a position's norm times standard normal numbers, those of base/rng.py ------------------------------ */
+/* Random numbers, those of rng.py -------------------------------------------------------------------------------------- */
 
-INLINE vf unit(long first, uint32_t low, uint32_t odd) { /* numbers first, first + 1, ... of a key, inside (0, 1) */
-    vu x = ((((vu)COUNTED + (uint32_t)first) * 2654435769u) ^ low) * odd;
+/* Random bits first, first + 1, ... of a key, given as two halves. */
+INLINE vu drawn(long first, uint32_t low, uint32_t odd) {
+    vu x = (((COUNTED + (uint32_t)first) * 2654435769u) ^ low) * odd;
     x = (x ^ (x >> 16)) * 0x7feb352du;
     x = (x ^ (x >> 15)) * 0x846ca68bu;
-    x = (x ^ (x >> 16)) >> 8;
-    return (__builtin_convertvector((vi)x, vf) + all(0.5f)) * all(0x1p-24f);
+    return x ^ (x >> 16);
 }
 
-/* out[b] of [positions, n]; positions * n a multiple of 2 V */
+INLINE vf unit(long first, uint32_t low, uint32_t odd) { /* the same as numbers inside (0, 1) */
+    return (__builtin_convertvector((vi)(drawn(first, low, odd) >> 8), vf) + all(0.5f)) * all(0x1p-24f);
+}
+
+/* Masks of n numbers for each key, n a multiple of 2 V: of 16 bits for each, 0 below `least` and else `kept`. */
+void keep_mask(long first, long last, long n, const int64_t *key, long least, float kept, float *out) {
+    typedef uint64_t both __attribute__((vector_size(8 * V)));
+    typedef uint64_t pairs __attribute__((vector_size(8 * V), aligned(4), may_alias));
+    vu one = (vu)all(kept);
+    for (long b = first; b < last; b++)
+        for (long i = 0; i < n; i += 2 * V) {
+            vi x = (vi)drawn(i / 2, (uint32_t)key[b], (uint32_t)((uint64_t)key[b] >> 32) | 1u);
+            vu low = one & (vu)(((x << 16) >> 16) >= (int32_t)least), high = one & (vu)((x >> 16) >= (int32_t)least);
+            *(pairs *)(out + b * n + i) = __builtin_convertvector(low, both) | __builtin_convertvector(high, both) << 32;
+        }
+}
+
+/* Noise: eta times a position's norm times standard normal numbers; out[b] of [positions, n], their product a multiple of 2 V */
 void noise(long first, long last, long positions, long n, const float *u, const int64_t *key, float eta, float *out) {
     float *size = room(positions);
     long half = positions * n / 2;

@@ -48,6 +48,7 @@ SIGNATURES = {
     "update_forward": "lllpppfpplpp",
     "update_backward": "lllpppplppppppp",
     "noise": "llllppfp",
+    "keep_mask": "lllplfp",
     "answer_loss": "llllpplpp",
     "attention_forward": "lllllpppppp",
     "attention_backward": "lllllpppppp",

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ponder.base import native
+
 # What a random number is for. Two uses never share a key.
 SLOT, NOISE_X, NOISE_H, NOISE_L, EXPLORE, EXPLORE_LENGTH, MASK, ORDER = range(1, 9)
 INIT_H, INIT_L, EXAMPLE, CORRUPT, STATE = range(9, 14)
@@ -87,12 +89,26 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def keep_mask(key: Tensor, shape: tuple[int, ...], drop: float, dtype: torch.dtype) -> Tensor:
     """[B] keys -> [B, *shape] dropout masks: 0 with probability `drop`, else 1 / (1 - drop)."""
-    count = math.prod(shape)
+    count, least = math.prod(shape), round(drop * 65536) - 32768
+    fits = type(key) is Tensor and key.is_cpu and dtype == torch.float32 and count % (2 * native.STEP) == 0
+    if fits and (lib := native.library()):
+        return _masks(lib, key.contiguous(), count, least, 1 / (1 - drop)).view(-1, *shape)
     # 16 random bits decide one element: precise to 1/65536, at half the cost of 32.
     bits = _bits(key, (count + 1) // 2).view(torch.int16)[:, :count]
     kept = torch.empty(bits.shape, dtype=dtype, device=key.device)
-    torch.ge(bits, round(drop * 65536) - 32768, out=kept)  # by way of bool would take twice as long
+    torch.ge(bits, least, out=kept)  # by way of bool would take twice as long
     return kept.view(-1, *shape).mul_(1 / (1 - drop))
+
+
+def _masks(lib: native.Library, key: Tensor, count: int, least: int, kept: float) -> Tensor:
+    """The same by our own kernel, to the same bits."""
+    out = torch.empty(len(key), count, dtype=torch.float32)
+
+    def work(first: int, last: int, _: int) -> None:
+        lib("keep_mask", first, last, count, key, least, kept, out)
+
+    lib.shared(len(key), native.least(10 * count), work)
+    return out
 
 
 # The order of the data ------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ponder.base import rng
+from ponder.base import native, rng
 
 pytestmark = pytest.mark.numeric
 
@@ -47,6 +47,18 @@ def test_masks_drop_at_their_rate_and_keep_the_mean() -> None:
         mask = rng.keep_mask(keys(300), (50, 20), drop, torch.float32)
         assert abs(float((mask == 0).float().mean()) - drop) < 0.005
         assert torch.equal(mask[mask > 0], torch.full_like(mask[mask > 0], 1 / (1 - drop)))
+
+
+@pytest.mark.skipif(native.missing() is not None, reason="there is no kernel here")
+@pytest.mark.parametrize("shape", [(1, 32), (17, 192), (3, 33)])
+def test_masks_have_the_same_bits_with_and_without_our_kernel(shape: tuple[int, int]) -> None:
+    for drop in (0.0001, 0.01, 0.5, 0.99):
+        with native.without():
+            plain = rng.keep_mask(keys(60), shape, drop, torch.float32)
+        assert torch.equal(rng.keep_mask(keys(60), shape, drop, torch.float32), plain)
+        scattered = torch.stack((keys(60), keys(60)), dim=1)[:, 0]
+        assert torch.equal(rng.keep_mask(scattered, shape, drop, torch.float32), plain)
+        assert torch.equal(rng.keep_mask(keys(60), shape, drop, torch.float64).float(), plain)
 
 
 def test_uniform_numbers_fill_the_interval() -> None:
