@@ -99,8 +99,9 @@ def report() -> None:
         "`--train.compile block` where it says compiled), stored by "
         "`python -m benchmarks.mini store RUN`, and made by `python -m benchmarks.mini report` from `results/mini/`. "
         "EMA weights at the full ACT budget, held-out "
-        "examples, one seed each; seconds are wall-clock on two cores that had other work too: trainings of one "
-        "thread ran two or three at a time. `ponder train PRESET` trains the preset's own recipe. The zoo holds the "
+        "examples, one seed each; seconds are wall-clock on two cores. Trainings of one thread ran two or three at a "
+        "time, beside other work, and before layers had kernels of our own; those of two processes are the plain "
+        "command with them, alone on the machine (`python -m benchmarks.whole --runs DIR`). `ponder train PRESET` trains the preset's own recipe. The zoo holds the "
         "checkpoints chosen on `val`, measured on more puzzles, so that its cards give other numbers.",
         "",
     ]

@@ -1,9 +1,9 @@
 """The plain command from start to end: `python -m benchmarks.whole [PRESET ...] [--save]`.
 
 `ponder train PRESET`, nothing added, as a user types it, with its data already built: wall seconds of the command and
-of the training in it, seconds of training until the first evaluation with 95% of `val` right, and the share of the
-machine's matrix-product rate over the whole training: useful FLOPs of updates and evaluations over its seconds,
-checkpoints and all.
+of the training in it (to the last update; the last evaluation and the figure come after it), seconds until the first
+evaluation with 95% of `val` right, and the share of the machine's matrix-product rate over the whole training: useful
+FLOPs of updates, and of evaluations too, over its seconds, checkpoints and all.
 """
 
 import argparse
@@ -28,16 +28,14 @@ PRESETS = ("sudoku-mini", "sudoku-6x6-mini", "life-mini", "maze-mini")
 RIGHT = 0.95
 
 
-def measure(preset: str, data_dir: Path) -> dict[str, Any]:
+def measure(preset: str, data_dir: Path, folder: Path) -> dict[str, Any]:
     config = resolve(preset)
     data.build(config.data, data_dir)
-    with tempfile.TemporaryDirectory(prefix="ponder-whole-") as scratch:
-        folder = Path(scratch) / "run"
-        words = [sys.executable, "-m", "ponder", "train", preset, "--data-dir", str(data_dir), "--out", str(folder)]
-        began = time.perf_counter()
-        said = subprocess.run(words, check=True, capture_output=True, encoding="utf-8").stdout
-        took = time.perf_counter() - began
-        rows = read_log(folder / "metrics.jsonl")
+    words = [sys.executable, "-m", "ponder", "train", preset, "--data-dir", str(data_dir), "--out", str(folder)]
+    began = time.perf_counter()
+    said = subprocess.run([*words, "--fresh"], check=True, capture_output=True, encoding="utf-8").stdout
+    took = time.perf_counter() - began
+    rows = read_log(folder / "metrics.jsonl")
     seconds = rows[-1]["seconds"]
     looks = [row for row in rows if row["kind"] == "eval"]
     done, looked = work(config, rows, looks)
@@ -58,11 +56,11 @@ def measure(preset: str, data_dir: Path) -> dict[str, Any]:
 
 
 def work(config: Config, rows: list[dict[str, Any]], looks: list[dict[str, Any]]) -> tuple[float, float]:
-    """Useful FLOPs of all updates, and of all evaluations."""
+    """Useful FLOPs of all updates, and of the evaluations between them."""
     domain = config.data.make()
     each = cost.flops(config.model, len(domain.vocab), domain.seq_len, domain.geometry)
-    ways = sum(sum(row["n"].values()) * len({"ema", "online"} & row.keys()) for row in looks)
-    return each.training * config.train.batch * rows[-1]["update"], each.inference * config.model.max_steps * ways
+    puzzles = sum(sum(row["n"].values()) for row in looks[:-1])
+    return each.training * config.train.batch * rows[-1]["update"], each.inference * config.model.max_steps * puzzles
 
 
 def peak_rate(config: Config) -> float:
@@ -79,12 +77,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("presets", nargs="*", default=PRESETS)
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
+    parser.add_argument("--runs", type=Path, help="keep the run folders here (benchmarks/mini.py stores their curves)")
     parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
     args = parser.parse_args()
     load, rows = os.getloadavg()[0], []
-    for preset in args.presets:
-        rows.append(measure(preset, args.data_dir))
-        print(rows[-1], flush=True)
+    with tempfile.TemporaryDirectory(prefix="ponder-whole-") as scratch:
+        for preset in args.presets:
+            rows.append(measure(preset, args.data_dir, (args.runs or Path(scratch)) / preset))
+            print(rows[-1], flush=True)
     if args.save:
         files.write_json(RESULT, {"load": load, "environment": runtime.environment(), "rows": rows})
 
