@@ -101,8 +101,9 @@ def report() -> None:
         "EMA weights at the full ACT budget, held-out "
         "examples, one seed each; seconds are wall-clock on two cores. Trainings of one thread ran two or three at a "
         "time, beside other work, and before layers had kernels of our own; those of two processes are the plain "
-        "command with them, alone on the machine (`python -m benchmarks.whole --runs DIR`). `ponder train PRESET` trains the preset's own recipe. The zoo holds the "
-        "checkpoints chosen on `val`, measured on more puzzles, so that its cards give other numbers.",
+        "command with them, alone on the machine (`python -m benchmarks.whole --runs DIR`). `ponder train PRESET` "
+        "trains the preset's own recipe. The zoo holds the checkpoints chosen on `val`, measured on more puzzles, so "
+        "that its cards give other numbers.",
         "",
     ]
     (ROOT / "docs" / "mini.md").write_text("\n".join([*intro, *lines, "", "![curves](mini.png)", ""]), encoding="utf-8")
