@@ -6,6 +6,7 @@ The torch half runs on any device; the numpy half orders the data.
 """
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,8 @@ def _masks(lib: native.Library, key: Tensor, count: int, least: int, kept: float
 # The order of the data ------------------------------------------------------------------------------------------------
 
 UInts = npt.NDArray[np.uint64]
+WHOLE = 2**17
+"""Examples of which an epoch's order is computed at once and kept (a megabyte)."""
 
 
 def mix(*values: npt.ArrayLike) -> UInts:
@@ -158,5 +161,17 @@ def drawn(
     and thrown away, the batch may exceed the dataset, and no rank needs to know what the others drew.
     """
     number = refills * batch + slots
-    epoch = number // size
-    return permuted(number % size, size, mix(seed, ORDER, epoch)), epoch
+    epoch, place = number // size, number % size
+    if size > WHOLE:
+        return permuted(place, size, mix(seed, ORDER, epoch)), epoch
+    index = np.empty_like(place)
+    for each in np.unique(epoch):
+        here = epoch == each
+        index[here] = _order(seed, size, int(each))[place[here]]
+    return index, epoch
+
+
+@lru_cache(maxsize=4)
+def _order(seed: int, size: int, epoch: int) -> npt.NDArray[np.int64]:
+    """All of an epoch's permutation: a small one costs no more than the handful that a refill asks for."""
+    return permuted(np.arange(size), size, mix(seed, ORDER, epoch))

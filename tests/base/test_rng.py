@@ -67,6 +67,14 @@ def test_uniform_numbers_fill_the_interval() -> None:
     assert np.abs(np.histogram(u.numpy(), bins=10, range=(0, 1))[0] / 20000 - 0.1).max() < 0.01
 
 
+def test_an_order_kept_whole_is_the_one_computed_element_by_element(monkeypatch: pytest.MonkeyPatch) -> None:
+    slots, refills = np.arange(40), np.arange(40) // 3  # over several epochs at once
+    kept = rng.drawn(5, 97, 40, slots, refills)
+    monkeypatch.setattr(rng, "WHOLE", 0)
+    for each, one in zip(kept, rng.drawn(5, 97, 40, slots, refills), strict=True):
+        assert np.array_equal(each, one)
+
+
 @given(size=st.integers(1, 3000), seed=st.integers(0, 2**40))
 def test_permuted_is_a_permutation(size: int, seed: int) -> None:
     out = rng.permuted(np.arange(size), size, rng.mix(seed))
