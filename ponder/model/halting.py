@@ -24,7 +24,8 @@ def confidence(step: Step) -> Tensor:
     if step.q_halt is not None:
         sure = step.q_halt.float()
     else:
-        sure = step.logits.float().log_softmax(dim=-1).amax(dim=-1).mean(dim=-1)
+        logits = step.logits.float()
+        sure = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).mean(dim=-1)
     return torch.where(sure.isnan(), -torch.inf, sure)  # a diverged model is never confident
 
 
