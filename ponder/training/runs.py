@@ -79,6 +79,8 @@ def train_in(
         before = {s: signal.signal(s, lambda *_: setattr(stop, "asked", True)) for s in caught}
         try:
             begun = checkpoint.newest(folder / "checkpoints")
+            if begun is not None and not begun.state.get("kernels") and native.state():
+                view.say("begun without kernels of our own, and goes on without, to the same bits; --fresh has them")
             with native.as_when(None if begun is None else begun.state):
                 outcome = train(config, folder, dataset, here, view, limits, stop, online)
         finally:

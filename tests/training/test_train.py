@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from ponder import checkpoint
-from ponder.base import rng
+from ponder.base import files, native, rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
@@ -432,6 +432,27 @@ def test_ctrl_c_saves_and_says_how_to_resume(dataset: Dataset, data_dir: Path, t
     training.send(signal.SIGINT)
     assert training.ended(60) == 0 and f"ponder train --resume {folder}" in training.said
     assert checkpoint.newest(folder / "checkpoints") is not None
+
+
+@pytest.mark.skipif(native.missing() is not None, reason="there are no kernels here")
+@pytest.mark.parametrize("older", [False, True])
+def test_a_run_that_began_without_kernels_goes_on_without(
+    older: bool, dataset: Dataset, data_dir: Path, tmp_path: Path
+) -> None:
+    """To the same bits. What an older ponder began, whose checkpoints do not say, had none either."""
+    with native.without():
+        assert run(tiny(), tmp_path / "whole", data_dir).finished
+        run(tiny(), tmp_path / "parts", data_dir, Limits(updates=5))
+    begun = checkpoint.newest(tmp_path / "parts" / "checkpoints")
+    assert begun is not None and begun.state["kernels"] is None
+    if older:
+        state = files.read_json(begun.path / checkpoint.STATE)
+        del state["kernels"]
+        files.write_json(begun.path / checkpoint.STATE, state)
+    assert run(tiny(), tmp_path / "parts", data_dir).finished
+    assert same(final(tmp_path / "parts"), final(tmp_path / "whole"))
+    run(tiny(), tmp_path / "ours", data_dir)
+    assert not same(final(tmp_path / "ours"), final(tmp_path / "whole"))  # or this says nothing
 
 
 def test_bf16_checkpoints_load_on_a_cpu(dataset: Dataset, data_dir: Path, tmp_path: Path) -> None:
