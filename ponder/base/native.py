@@ -25,8 +25,11 @@ from ponder.base import files
 SOURCE = Path(__file__).with_name("kernels.c")
 SWITCH = "PONDER_NATIVE"
 """The variable that turns it off, with 0."""
-LEVELS = {"AVX512": "x86-64-v4", "AVX2": "x86-64-v3"}
-"""What torch makes use of here -> what a compiler may make use of, on any machine that has it."""
+LEVELS = {
+    "AVX512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma"),
+    "AVX2": ("-mavx2", "-mfma"),
+}
+"""What torch makes use of here -> what a compiler may make use of, in words that older ones know too."""
 STEP = 16
 """Floats that rows are a multiple of: those of the widest vector."""
 LEAST = 2e7
@@ -132,10 +135,10 @@ def _is_whole(content: bytes) -> bool:
 @cache
 def _loaded(source: Path, level: str) -> Library | Missing:
     try:
-        march = f"-march={LEVELS[level]}"
+        flags = *FLAGS, *LEVELS[level]
     except KeyError:
         return Missing(f"made for processors with AVX2 or AVX-512, and torch says {level}")
-    name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in (*FLAGS, march))])).hexdigest()
+    name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in flags)])).hexdigest()
     file = f"{source.stem}-{level.lower()}-{name[:16]}.so"
     with suppress(OSError, RuntimeError, AttributeError):  # the last two: there is no home; it lacks a function
         if _is_whole(files.read(folder() / file)):
@@ -144,7 +147,7 @@ def _loaded(source: Path, level: str) -> Library | Missing:
         made = Path(scratch) / file
         named = os.environ.get("CC") or "cc"
         try:
-            words = [*shlex.split(named), *FLAGS, march, str(source), "-o", str(made), "-lm"]
+            words = [*shlex.split(named), *flags, str(source), "-o", str(made), "-lm"]
             done = subprocess.run(words, capture_output=True, encoding="utf-8", errors="replace", timeout=PATIENCE)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
             return Missing(f"no C compiler: {named} cannot be run ({error})")
