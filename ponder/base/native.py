@@ -34,7 +34,7 @@ STEP = 16
 """Floats that rows are a multiple of: those of the widest vector."""
 LEAST = 2e7
 """Floating-point operations for which it is worth waking another thread."""
-FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math")
 PATIENCE = 120
 """Seconds that the compiler has."""
 
