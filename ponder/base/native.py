@@ -138,7 +138,11 @@ def _loaded(source: Path, level: str) -> Library | Missing:
         flags = *FLAGS, *LEVELS[level]
     except KeyError:
         return Missing(f"made for processors with AVX2 or AVX-512, and torch says {level}")
-    name = hashlib.sha256(b"\0".join([source.read_bytes(), *(flag.encode() for flag in flags)])).hexdigest()
+    try:
+        parts = source.read_bytes(), *(flag.encode() for flag in flags)
+    except OSError as error:  # a program that was packed without it
+        return Missing(f"its source cannot be read ({error})")
+    name = hashlib.sha256(b"\0".join(parts)).hexdigest()
     file = f"{source.stem}-{level.lower()}-{name[:16]}.so"
     with suppress(OSError, RuntimeError, AttributeError):  # the last two: there is no home; it lacks a function
         if _is_whole(files.read(folder() / file)):

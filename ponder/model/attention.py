@@ -1,6 +1,7 @@
 """Tokens mix by attention, with rotary positions: one path for short sequences on a CPU, one for everything else."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,8 +25,6 @@ class Rotary:
     """Rows of the joint query, key and value weight in that order."""
     back: Tensor
     """Its inverse."""
-    native: Tensor
-    """`turn` as our own kernels read it."""
 
     @staticmethod
     def make(length: int, width: int, heads: int, device: torch.device, theta: float = 10000.0) -> "Rotary":
@@ -34,8 +33,12 @@ class Rotary:
         angle = torch.outer(torch.arange(length, dtype=torch.float32, device=device), rate)
         rows = torch.arange(3 * width, device=device)
         order = torch.cat((rows[: 2 * width].view(2 * heads, 2, -1).transpose(1, 2).reshape(-1), rows[2 * width :]))
-        turn = torch.stack((angle.cos(), angle.sin()), dim=-1)
-        return Rotary(turn, order, order.argsort(), kernels.turns(turn))
+        return Rotary(torch.stack((angle.cos(), angle.sin()), dim=-1), order, order.argsort())
+
+    @cached_property
+    def native(self) -> Tensor:
+        """`turn` as our own kernels read it."""
+        return kernels.turns(self.turn)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [..., length, size]"""

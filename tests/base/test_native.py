@@ -151,6 +151,14 @@ def test_a_variable_turns_it_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not cache.exists()
 
 
+def test_a_program_that_was_packed_without_the_source_does_without(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "SOURCE", tmp_path / "kernels.c")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+    assert "source cannot be read" in str(native.missing())
+
+
 @needs_compiler
 def test_one_can_do_without_for_a_while(cache: Path) -> None:
     assert native.library() is not None
