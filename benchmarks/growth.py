@@ -32,6 +32,7 @@ from ponder.model.reasoner import Reasoner
 from ponder.reports.figures import MARKERS
 from ponder.studies.store import Store
 from ponder.training import loop
+from ponder.training.micro import Depth
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT, FIGURE = ROOT / "results" / "bench_growth.json", ROOT / "docs" / "growth.svg"
@@ -50,7 +51,7 @@ def update(preset: str, **train: Any) -> Work:
     domain = config.data.make()
     run = loop.new_run(config, domain, HERE, torch.float32)
     cells = np.random.default_rng(0).integers(1, len(domain.vocab), (1000, domain.seq_len))
-    source, depth = ArraySource({"inputs": cells, "labels": cells}), loop.Depth.at(config, 1, 1)
+    source, depth = ArraySource({"inputs": cells, "labels": cells}), Depth.at(config, 1, 1)
 
     def work() -> None:
         loop.apply_gradients(run, loop.gather_gradients(run, source, depth, None, HERE, "float32"), 1.0)

@@ -45,6 +45,7 @@ from ponder.model.layers import compile_blocks
 from ponder.model.products import inner_width
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.training import loop as train
+from ponder.training.micro import Depth
 from ponder.training.slots import slot_count
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_model.json"
@@ -329,7 +330,7 @@ class Updates:
         self.run = train.new_run(self.config, self.domain, self.here, torch.float32)
         cells = np.random.default_rng(0).integers(1, len(self.domain.vocab), (1000, self.domain.seq_len))
         self.source = ArraySource({"inputs": cells, "labels": cells})
-        self.depth = train.Depth.at(self.config, 1, 1)
+        self.depth = Depth.at(self.config, 1, 1)
 
     def update(self) -> None:
         gathered = train.gather_gradients(self.run, self.source, self.depth, None, self.here, "float32")

@@ -18,7 +18,7 @@ from ponder.base.runtime import Runtime, matmul_peak, reuse_memory
 from ponder.config.resolve import Config, resolve
 from ponder.model.cost import cost
 from ponder.model.reasoner import Reasoner
-from ponder.training.loop import Depth, micro_step
+from ponder.training.micro import Depth, micro_step
 from ponder.training.optimisers import AdamAtan2, Weights, clip
 from ponder.training.slots import Slots, make_slots, refill
 
@@ -44,7 +44,7 @@ class Trainer:
         self.weights.grad.zero_()
         refill(slots, self.model, self.source, self.config, None)
         depth = Depth(self.config.model.max_steps, self.config.model.h_cycles)
-        micro_step(slots, self.model, self.config, depth, HERE, "float32")
+        micro_step(slots, self.model, self.weights, self.config, depth, HERE, "float32")
         clip(self.weights.grad, self.config.train.clip)
         self.optimiser.update(1e-4)
 

@@ -20,6 +20,9 @@
 #error "neither AVX-512 nor AVX2 with FMA"
 #endif
 
+#ifndef CALLS /* the cases of `play`, which native.py writes: one for every function */
+#define CALLS
+#endif
 #define WIDE (PANEL * V)
 #define ROWS 96 /* of a block: a multiple of every tile's height; its temporaries stay in the second-level cache */
 #define EPS 1e-5f
@@ -843,10 +846,10 @@ void spread(long first, long last, long examples, long prefix, long cells, long 
 
 /* The answer's loss ---------------------------------------------------------------------------------------------------- */
 
-/* loss[b]: cross-entropy of the labels that are not 0, on average over them; d its derivative by the logits [tokens, vocab],
-   if it is asked for. Probabilities by softmax, or else by stablemax. */
+/* loss[b]: cross-entropy of the labels that are not 0, on average over them; d its derivative by the logits [tokens, vocab]
+   times `by`, if it is asked for. Probabilities by softmax, or else by stablemax. */
 void answer_loss(long first, long last, long tokens, long vocab, const float *logits, const int64_t *labels, long softmax,
-                 float *loss, float *d) {
+                 float by, float *loss, float *d) {
     long wide = (vocab + V - 1) / V * V;
     float *row = room(2 * wide), *share = row + wide;
     for (long b = first; b < last; b++) {
@@ -883,11 +886,291 @@ void answer_loss(long first, long last, long tokens, long vocab, const float *lo
             if (!d) continue;
             for (long i = 0; i < wide; i += V) { /* the derivative of s is s itself, or 1 above 0 and its square below */
                 vf s = load(share + i);
-                store(share + i, (softmax ? s : pick(load(row + i) < (vf){0}, s * s, all(1.0f))) * (scale * each));
+                store(share + i, (softmax ? s : pick(load(row + i) < (vf){0}, s * s, all(1.0f))) * (scale * each * by));
             }
             for (long i = 0; i < vocab; i++) d[t * vocab + i] = share[i];
-            d[t * vocab + labels[t]] -= slope * each;
+            d[t * vocab + labels[t]] -= slope * each * by;
         }
         loss[b] = sum;
+    }
+}
+
+/* A whole ACT step: what lies between its layers ---------------------------------------------------------------------- */
+
+/* out[b]: the key that key[b] and a number make, `more` than with[b], as rng.fold has it. */
+void fold(long first, long last, const int64_t *key, const int64_t *with, long more, int64_t *out) {
+    for (long b = first; b < last; b++) {
+        uint64_t x = (uint64_t)key[b] + 0x9e3779b97f4a7c15u + (uint64_t)(more + (with ? with[b] : 0)) * 0x94d049bb133111ebu;
+        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+        out[b] = (int64_t)(x ^ x >> 31);
+    }
+}
+
+/* x [examples, prefix + tokens, width]: the row of an example, zeros in the rest of the prefix, and the table's rows of its
+   tokens; with learned positions their sum by root 2; all that times `scale`. `steps`, if any: zeros unless that is 0 after
+   `more`. */
+void embed_forward(long first, long last, long prefix, long tokens, long width, const int64_t *ids, const float *table,
+                   const float *rows, const float *position, float scale, const int64_t *steps, long more, float *x) {
+    for (long b = first; b < last; b++)
+        for (long p = 0; p < prefix + tokens; p++) {
+            const float *from = p == 0 ? rows + b * width : p < prefix ? 0 : table + ids[b * tokens + p - prefix] * width;
+            float *to = x + (b * (prefix + tokens) + p) * width;
+            int shut = steps && steps[b] + more != 0;
+            for (long i = 0; i < width; i += V) {
+                vf v = from && !shut ? load(from + i) : (vf){0};
+                if (position && !shut) v = (v + load(position + p * width + i)) * 0.70710678118654752f;
+                store(to + i, v * scale);
+            }
+        }
+}
+
+/* d_table and d_position are added to. */
+void embed_backward(long first, long last, long prefix, long tokens, long width, const int64_t *ids, float scale,
+                    const int64_t *steps, long more, const float *grad, float *d_table, float *d_rows, float *d_position) {
+    if (d_position) scale *= 0.70710678118654752f;
+    for (long b = first; b < last; b++) {
+        int shut = steps && steps[b] + more != 0;
+        if (shut) memset(d_rows + b * width, 0, (size_t)width * 4);
+        for (long p = 0; p < prefix + tokens && !shut; p++) {
+            const float *from = grad + (b * (prefix + tokens) + p) * width;
+            float *to = p < prefix ? 0 : d_table + ids[b * tokens + p - prefix] * width, *at = d_position + p * width;
+            for (long i = 0; i < width; i += V) {
+                vf d = load(from + i) * scale;
+                if (p == 0) store(d_rows + b * width + i, d);
+                if (to) store(to + i, load(to + i) + d);
+                if (d_position) store(at + i, load(at + i) + d);
+            }
+        }
+    }
+}
+
+/* The states that examples enter with: `start` at each position where they have taken no step, else the ones they have. */
+void begin(long first, long last, long positions, long n, const int64_t *steps, const float *start, const float *old,
+           float *out) {
+    for (long b = first; b < last; b++)
+        for (long p = b * positions; p < (b + 1) * positions; p++)
+            memcpy(out + p * n, steps[b] == 0 ? start : old + p * n, (size_t)n * 4);
+}
+
+void begin_backward(long first, long last, long positions, long n, const int64_t *steps, const float *grad, float *d_start) {
+    for (long b = first; b < last; b++)
+        for (long p = b * positions; steps[b] == 0 && p < (b + 1) * positions; p++)
+            for (long i = 0; i < n; i += V) store(d_start + i, load(d_start + i) + load(grad + p * n + i));
+}
+
+/* out = a + (b + c), a and b times a mask that all positions of an example share; what is absent does not count. */
+void add_up(long first, long last, long positions, long n, const float *a, const float *mask_a, const float *b,
+            const float *mask_b, const float *c, float *out) {
+    for (long e = first; e < last; e++)
+        for (long p = e * positions; p < (e + 1) * positions; p++)
+            for (long i = 0; i < n; i += V) {
+                vf rest = {0}, x = load(a + p * n + i);
+                if (mask_a) x *= load(mask_a + e * n + i);
+                if (b) rest = load(b + p * n + i);
+                if (b && mask_b) rest *= load(mask_b + e * n + i);
+                if (c) rest = b ? rest + load(c + p * n + i) : load(c + p * n + i);
+                store(out + p * n + i, b || c ? x + rest : x);
+            }
+}
+
+/* The way back to one of them: out = grad times the mask, or out plus that. */
+void pass_on(long first, long last, long positions, long n, const float *grad, const float *mask, long add, float *out) {
+    for (long e = first; e < last; e++)
+        for (long p = e * positions; p < (e + 1) * positions; p++)
+            for (long i = 0; i < n; i += V) {
+                vf d = load(grad + p * n + i);
+                if (mask) d *= load(mask + e * n + i);
+                store(out + p * n + i, add ? load(out + p * n + i) + d : d);
+            }
+}
+
+/* Examples that had all the steps they asked for keep what they have; the others take `made`. `had` 0: zeros instead. */
+void hold(long first, long last, long floats, const int64_t *steps, long more, const int64_t *asked, const float *had,
+          const float *made, float *out) {
+    for (long b = first; b < last; b++) {
+        const float *from = steps[b] + more >= asked[b] ? had : made;
+        if (from)
+            memcpy(out + b * floats, from + b * floats, (size_t)floats * 4);
+        else
+            memset(out + b * floats, 0, (size_t)floats * 4);
+    }
+}
+
+/* logits [tokens, out] of an example's positions after the prefix; the packed weight has whole(out) columns. */
+void head_forward(long first, long last, long prefix, long tokens, long width, long out, const float *z, const float *packed,
+                  float *logits) {
+    long wide = whole(out);
+    float *row = room(tokens * wide);
+    for (long b = first; b < last; b++) {
+        product(tokens, wide, width, z + (b * (prefix + tokens) + prefix) * width, width, 1, packed, 0, row, wide, 0);
+        for (long t = 0; t < tokens; t++) memcpy(logits + (b * tokens + t) * out, row + t * wide, (size_t)out * 4);
+    }
+}
+
+/* d_weight [whole(out), width] is added to. */
+void head_backward(long first, long last, long prefix, long tokens, long width, long out, const float *z,
+                   const float *packed_back, const float *d_logits, float *d_z, float *d_weight) {
+    long wide = whole(out);
+    float *row = room(tokens * wide);
+    memset(row, 0, (size_t)(tokens * wide) * 4);
+    for (long b = first; b < last; b++) {
+        long at = b * (prefix + tokens) * width;
+        for (long t = 0; t < tokens; t++) memcpy(row + t * wide, d_logits + (b * tokens + t) * out, (size_t)out * 4);
+        memset(d_z + at, 0, (size_t)(prefix * width) * 4);
+        product(tokens, width, wide, row, wide, 1, packed_back, 0, d_z + at + prefix * width, width, 0);
+        product(wide, width, tokens, row, 1, wide, z + at + prefix * width, width, d_weight, width, 1);
+    }
+}
+
+/* made [cells, symbols, 1 + others] -> logits [cells, vocab]: of each symbol its own, of the others the mean. */
+void symbols_forward(long first, long last, long cells, long symbols, long others, long vocab, const int64_t *symbol,
+                     const int64_t *other, const float *made, float *logits) {
+    for (long c = first * cells; c < last * cells; c++) {
+        const float *from = made + c * symbols * (1 + others);
+        for (long s = 0; s < symbols; s++) logits[c * vocab + symbol[s]] = from[s * (1 + others)];
+        for (long o = 0; o < others; o++) {
+            float sum = 0;
+            for (long s = 0; s < symbols; s++) sum += from[s * (1 + others) + 1 + o];
+            logits[c * vocab + other[o]] = sum / (float)symbols;
+        }
+    }
+}
+
+void symbols_backward(long first, long last, long cells, long symbols, long others, long vocab, const int64_t *symbol,
+                      const int64_t *other, const float *d_logits, float *d_made) {
+    for (long c = first * cells; c < last * cells; c++)
+        for (long s = 0; s < symbols; s++) {
+            float *to = d_made + (c * symbols + s) * (1 + others);
+            to[0] = d_logits[c * vocab + symbol[s]];
+            for (long o = 0; o < others; o++) to[1 + o] = d_logits[c * vocab + other[o]] / (float)symbols;
+        }
+}
+
+/* The halting head: q[b] of the first of an example's positions, which are `apart` floats for each example. */
+void halting_forward(long first, long last, long apart, long width, const float *z, const float *weight, const float *bias,
+                     float *q) {
+    for (long b = first; b < last; b++)
+        for (long k = 0; k < 2; k++) {
+            vf dot = {0};
+            for (long i = 0; i < width; i += V) dot += load(z + b * apart + i) * load(weight + k * width + i);
+            q[b * 2 + k] = total(dot) + bias[k];
+        }
+}
+
+/* All but q and d_q are added to. */
+void halting_backward(long first, long last, long apart, long width, const float *z, const float *weight, const float *d_q,
+                      float *d_z, float *d_weight, float *d_bias) {
+    for (long b = first; b < last; b++)
+        for (long k = 0; k < 2; k++) {
+            float d = d_q[b * 2 + k];
+            d_bias[k] += d;
+            for (long i = 0; i < width; i += V) {
+                float *to = d_z + b * apart + i, *of = d_weight + k * width + i;
+                store(to, load(to) + load(weight + k * width + i) * d);
+                store(of, load(of) + load(z + b * apart + i) * d);
+            }
+        }
+}
+
+INLINE float cross_entropy(float logit, float target, float *d) {
+    float share = 1.0f / (1.0f + expf(-fabsf(logit)));
+    *d = (logit < 0 ? 1.0f - share : share) - target;
+    return (logit > 0 ? logit : 0) - logit * target + log1pf(expf(-fabsf(logit)));
+}
+
+/* What the logits [tokens, vocab] are worth: whether all labels are right, and which share; labels of 0 do not count. `next`:
+   the halting logits after one more step, which say what going on is worth; none: nothing is learned of that. q 0: there is
+   no halting head. d_q: derivatives of both losses times `by`. */
+void judge(long first, long last, long tokens, long vocab, const float *logits, const int64_t *labels, const float *q,
+           const float *next, const int64_t *steps, long budget, float by, float *exact, float *token, float *halt,
+           float *going_on, float *d_q) {
+    for (long b = first; b < last; b++) {
+        long count = 0, right = 0;
+        for (long t = b * tokens; t < (b + 1) * tokens; t++) {
+            if (labels[t] == 0) continue;
+            const float *row = logits + t * vocab;
+            long best = 0;
+            for (long i = 1; i < vocab; i++)
+                if (row[i] > row[best] || (row[i] != row[i] && row[best] == row[best])) best = i;
+            count++;
+            right += best == labels[t];
+        }
+        exact[b] = count > 0 && right == count;
+        token[b] = (float)right / (float)(count ? count : 1);
+        halt[b] = going_on[b] = 0;
+        if (!q) continue;
+        halt[b] = cross_entropy(q[b * 2], exact[b], d_q + b * 2);
+        d_q[b * 2] *= by;
+        d_q[b * 2 + 1] = 0;
+        if (next) {
+            float best = next[b * 2];
+            if (steps[b] + 1 < budget && !(next[b * 2 + 1] <= best)) best = next[b * 2 + 1];
+            going_on[b] = cross_entropy(q[b * 2 + 1], 1.0f / (1.0f + expf(-best)), d_q + b * 2 + 1);
+            d_q[b * 2 + 1] *= by;
+        }
+    }
+}
+
+/* Of each example, on average over its positions: the norm of a row, or its first number. */
+void sizes(long first, long last, long positions, long n, const float *z, float *out) {
+    for (long b = first; b < last; b++) {
+        float sum = 0;
+        for (long p = b * positions; p < (b + 1) * positions; p++) {
+            vf squares = {0};
+            for (long i = 0; i < n; i += V) squares += load(z + p * n + i) * load(z + p * n + i);
+            sum += sqrtf(total(squares));
+        }
+        out[b] = sum / (float)positions;
+    }
+}
+
+void first_of(long first, long last, long positions, long n, const float *rows, float *out) {
+    for (long b = first; b < last; b++) {
+        float sum = 0;
+        for (long p = b * positions; p < (b + 1) * positions; p++) sum += rows[p * n];
+        out[b] = sum / (float)positions;
+    }
+}
+
+/* Programs ------------------------------------------------------------------------------------------------------------ */
+
+/* What a call is given: a whole number, `each` more for every example that is done (kind 0); a float, as its bits (1); a
+   place, so many bytes after an array's beginning, `each` more for every example before the first (2), or none (3). */
+struct argument {
+    int64_t value, each;
+    int32_t kind, base;
+};
+
+/* Calls one after the other for the examples first to last, `most` at a time: calls[c] has a function's number and how many
+   arguments it has. Array 0 is memory of this thread's own, of `size` bytes. */
+void play(long count, const int32_t (*calls)[2], const struct argument *arguments, char *const *arrays, long size, long first,
+          long last, long most) {
+    static __thread char *held;
+    static __thread long holds;
+    if (size > holds) {
+        free(held);
+        holds = (size + 4095) / 4096 * 4096;
+        held = aligned_alloc(4096, (size_t)holds);
+        if (!held) abort();
+    }
+    for (long at = first; at < last; at += most) {
+        long examples = last - at < most ? last - at : most;
+        const struct argument *a = arguments;
+        for (long c = 0; c < count; c++) {
+            union {
+                long l;
+                float f;
+                void *p;
+            } v[24];
+            for (long j = 0; j < calls[c][1]; j++, a++)
+                if (a->kind == 0)
+                    v[j].l = a->value + a->each * examples;
+                else if (a->kind == 1)
+                    memcpy(&v[j].f, &a->value, 4);
+                else
+                    v[j].p = a->kind == 3 ? 0 : (a->base ? arrays[a->base] : held) + a->value + a->each * at;
+            switch (calls[c][0]) { CALLS }
+        }
     }
 }

@@ -52,13 +52,39 @@ SIGNATURES = {
     "update_backward": "lllpppplppppppp",
     "noise": "llllppfp",
     "keep_mask": "lllplfp",
-    "answer_loss": "llllpplpp",
+    "answer_loss": "llllpplfpp",
     "attention_forward": "lllllpppppp",
     "attention_backward": "lllllpppppp",
     "collect": "llllllllppppfffppp",
     "spread": "lllllllppppppppfffpp",
+    "fold": "llpplp",
+    "embed_forward": "lllllppppfplp",
+    "embed_backward": "lllllpfplpppp",
+    "begin": "llllpppp",
+    "begin_backward": "llllppp",
+    "add_up": "llllpppppp",
+    "pass_on": "llllpplp",
+    "hold": "lllplpppp",
+    "head_forward": "llllllppp",
+    "head_backward": "llllllppppp",
+    "symbols_forward": "llllllpppp",
+    "symbols_backward": "llllllpppp",
+    "halting_forward": "llllpppp",
+    "halting_backward": "llllpppppp",
+    "judge": "llllppppplfppppp",
+    "sizes": "llllpp",
+    "first_of": "llllpp",
+    "play": "lpppllll",
 }
 """Of every function: p for a pointer, l for a whole number, f for a number."""
+
+
+def _calls() -> str:
+    """The cases of `play`, which knows functions by their numbers here: each called with arguments from an array."""
+    given = {name: ", ".join(f"v[{i}].{kind}" for i, kind in enumerate(kinds)) for name, kinds in SIGNATURES.items()}
+    numbered = enumerate(given.items())
+    return " ".join(f"case {n}: {name}({values}); break;" for n, (name, values) in numbered if name != "play")
+
 
 Argument = Tensor | int | float | None
 
@@ -80,15 +106,7 @@ class Library:
     def shared(self, count: int, least: int, work: Callable[[int, int, int], None]) -> None:
         """work(first, last, part) over range(count), in as many parts as torch has threads and `least` allows; the
         calls of this library let other threads run."""
-        parts = sharing(count, least)
-        if parts == 1:
-            work(0, count, 0)
-            return
-        ends = [count * part // parts for part in range(parts + 1)]
-        others = [_pool().submit(work, ends[part], ends[part + 1], part) for part in range(1, parts)]
-        work(0, ends[1], 0)
-        for other in others:
-            other.result()
+        in_parts(sharing(count, least), count, work)
 
 
 def _pointer(tensor: Tensor) -> int:
@@ -101,6 +119,18 @@ def _pointer(tensor: Tensor) -> int:
 def sharing(count: int, least: int) -> int:
     """Parts of `count` things that threads do at a time, each of at least so many."""
     return max(1, min(torch.get_num_threads(), count // max(1, least)))
+
+
+def in_parts(parts: int, count: int, work: Callable[[int, int, int], None]) -> None:
+    """work(first, last, part) over range(count), all parts at a time."""
+    if parts == 1:
+        work(0, count, 0)
+        return
+    ends = [count * part // parts for part in range(parts + 1)]
+    others = [_pool().submit(work, ends[part], ends[part + 1], part) for part in range(1, parts)]
+    work(0, ends[1], 0)
+    for other in others:
+        other.result()
 
 
 _lock = threading.Lock()
@@ -135,7 +165,7 @@ def _is_whole(content: bytes) -> bool:
 @cache
 def _loaded(source: Path, level: str) -> Library | Missing:
     try:
-        flags = *FLAGS, *LEVELS[level]
+        flags = *FLAGS, f"-DCALLS={_calls()}", *LEVELS[level]
     except KeyError:
         return Missing(f"made for processors with AVX2 or AVX-512, and torch says {level}")
     try:

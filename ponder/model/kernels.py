@@ -728,7 +728,7 @@ def _answer_loss(lib: Library, logits: Tensor, labels: Tensor, probabilities: st
     loss = _empty(batch)
 
     def work(first: int, last: int, _: int) -> None:
-        lib("answer_loss", first, last, tokens, vocab, logits, labels, probabilities == "softmax", loss, d)
+        lib("answer_loss", first, last, tokens, vocab, logits, labels, probabilities == "softmax", 1.0, loss, d)
 
     lib.shared(batch, native.least(50 * tokens * vocab), work)
     return loss

@@ -12,12 +12,13 @@ from ponder.base import native, rng
 from ponder.base.errors import UserError
 from ponder.base.geometry import NO_GEOMETRY, Geometry
 from ponder.config.schema import ModelConfig
-from ponder.model import kernels
+from ponder.model import kernels, whole
 from ponder.model.attention import Rotary
 from ponder.model.layers import Block, Context, LayerMasks
 from ponder.model.products import lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, horizon, recur
 from ponder.model.relations import Links
+from ponder.model.writer import Form
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,11 @@ class Reasoner(nn.Module):
         `noise` overrides the rate (search adds noise when evaluating).
         """
         config = self.config
+        eta = noise if noise is not None else config.noise if self.training else 0.0
+        form = Form(h_cycles or config.h_cycles, eta, self.training)
+        if not torch.is_grad_enabled() and (lib := whole.library(self, carry, form)):
+            made = whole.answer(lib, self, carry, inputs, rows, form)
+            return self.said(carry, inputs, States.of(made.states), made.logits, made.q, made.ratio)
         x = self.embedded(inputs, rows)
         kind = x.device.type
         can_autocast = torch.amp.is_autocast_available(kind)  # not on every device: the meta device cannot
@@ -211,7 +217,6 @@ class Reasoner(nn.Module):
         if self.asked is not None:
             x = x * (carry.steps == 0)[:, None, None]  # after the first step the board is in the state
         states = self._start_grad(carry)
-        eta = noise if noise is not None else config.noise if self.training else 0.0
         if eta > 0:
             key = rng.fold(carry.key, carry.steps)
             x = _perturbed(x, rng.fold(key, rng.NOISE_X), eta)
@@ -238,12 +243,19 @@ class Reasoner(nn.Module):
         logits = self.head(out[:, config.prefix :])
         if self.symbols is not None:
             logits = self.symbols.logits(logits)
-        q_halt = q_continue = None
+        q = None
         if self.q_head is not None:
             with torch.autocast(kind, enabled=False) if can_autocast else nullcontext():
                 q = self.q_head(out[:, 0].float())
-            q_halt = q[:, 0]
-            q_continue = q[:, 1] if config.halting == "halt+continue" else None
+        return self.said(carry, inputs, states, logits, q, ratio)
+
+    def said(
+        self, carry: Carry, inputs: Tensor, states: States, logits: Tensor, q: Tensor | None, ratio: Tensor | None
+    ) -> Step:
+        """The step that leads to these states and logits, and to both halting logits [B, 2]."""
+        q_halt = q_continue = None
+        if q is not None:
+            q_halt, q_continue = q[:, 0], q[:, 1] if self.config.halting == "halt+continue" else None
         after = Carry(states, carry.steps + 1, carry.key)
         over = None if self.asked is None else after.steps >= self.asked(inputs)
         return Step(after, logits, q_halt, q_continue, ratio, over)

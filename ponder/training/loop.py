@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from ponder import checkpoint
-from ponder.base import native, rng
+from ponder.base import native
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime, carry_dtype, compile_for, precision_for
 from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.domains.contract import Augmented, Domain, Source
 from ponder.evaluation.records import Settings, run_split
-from ponder.model import halting, losses
 from ponder.model.layers import compile_blocks
-from ponder.model.reasoner import Reasoner, Step
+from ponder.model.reasoner import Reasoner
 from ponder.training.log import Log
+from ponder.training.micro import Depth, micro_step
 from ponder.training.optimisers import AdamAtan2, Average, PuzzleTable, Schedule, Weights, clip
 from ponder.training.rows import Speed, collapse, evaluation_row, log_row
-from ponder.training.slots import Slots, make_slots, refill
+from ponder.training.slots import make_slots, refill
 from ponder.training.state import Run
 
 
@@ -78,105 +78,6 @@ class Stop:
         self.asked = False
 
 
-# One micro-step -------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Depth:
-    """How deep training goes at this update: full, unless a curriculum is still growing it."""
-
-    steps: int
-    h_cycles: int
-
-    @staticmethod
-    def at(config: Config, update: int, updates: int) -> "Depth":
-        model, train = config.model, config.train
-        grown = min(1.0, update / (train.grow_until * updates))
-        steps = math.ceil(1 + (model.max_steps - 1) * grown) if train.grow == "steps" else model.max_steps
-        cycles = math.ceil(1 + (model.h_cycles - 1) * grown) if train.grow == "cycles" else model.h_cycles
-        return Depth(steps, cycles)
-
-    def unsupervised(self, config: Config) -> int:
-        """ACT steps of an update without a graph and without a loss."""
-        return self.steps - 1 if config.train.supervise == "last" else 0
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Sums over the examples of one micro-step, for the log."""
-
-    sums: dict[str, Tensor]
-    task_ids: Tensor
-    row_grads: Tensor
-
-
-def micro_step(slots: Slots, model: Reasoner, config: Config, depth: Depth, runtime: Runtime, precision: str) -> Moment:
-    """Advance the slots by one ACT step, add to the gradients, and decide which examples are done.
-
-    Where only the last step is supervised, all steps of an example are taken here, the last one with a graph. Where an
-    example has several states, all of them advance, and the one whose answer has the lowest loss does it with a graph.
-    """
-    rows = model.table[slots.task_ids].detach().requires_grad_()
-    with runtime.autocast(precision):
-        before, tried = slots.carry, None
-        with torch.no_grad():
-            every = slots.wide(slots.inputs), slots.wide(rows)
-            for _ in range(depth.unsupervised(config)):
-                before = model(before, *every, h_cycles=depth.h_cycles).carry
-            if slots.states > 1:
-                tried = model(before, *every, h_cycles=depth.h_cycles)
-                before = before.take(
-                    slots.best(losses.answer_losses(tried.logits, slots.wide(slots.labels), config.train.loss))
-                )
-        step = model(before, slots.inputs, rows, h_cycles=depth.h_cycles)
-        carry = step.carry.detach()
-        last = carry.steps >= depth.steps
-        done = halted(step, last, depth.steps, config)
-        target, settling = None, config.train.fixpoint_weight
-        if step.q_continue is not None or settling > 0:
-            with torch.set_grad_enabled(settling > 0):
-                # The very step that comes next, with its noise and masks, under the present weights.
-                following = model(carry, slots.inputs, rows, h_cycles=depth.h_cycles)
-        if step.q_continue is not None:
-            target = losses.continue_target(following.q_halt, following.q_continue, last).detach()
-    labels = slots.due(slots.carry.steps, step.logits, config.train)
-    loss = losses.losses(
-        step.logits, labels, step.q_halt, step.q_continue, target, config.train.halting_weight, config.train.loss
-    )
-    total, sums = loss.total, {}
-    if settling > 0:
-        moved = (halting.residual_squared(carry, following.carry) * done).sum()
-        total, sums["fixpoint_loss"] = total + settling * moved, moved.detach()
-    (total / config.train.batch).backward()
-    slots.carry, slots.done, slots.known = carry if tried is None else tried.carry, done, None
-    sums |= {
-        "loss": total.detach(),
-        "answer_loss": loss.answer,
-        "halt_loss": loss.halt,
-        "continue_loss": loss.cont,
-        "finished": done.sum(),
-        "exact": (loss.exact & done).sum(),
-        "token": (loss.token * done).sum(),
-        "steps": (carry.steps * done).sum(),
-    }
-    if step.q_halt is not None:
-        sums["q_halt"] = step.q_halt.detach().sum()
-    for name, state in zip(("norm_h", "norm_l"), carry.states.held, strict=False):
-        sums[name] = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).mean(dim=-1).sum()
-    if step.ratio is not None:
-        sums["ratio"] = step.ratio.float().mean(dim=(1, 2)).sum()
-    assert rows.grad is not None
-    return Moment(sums, slots.task_ids, rows.grad)
-
-
-def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:
-    """Done when the halting head says so, at the latest at the budget; now and then a random minimum length holds."""
-    key = rng.fold(step.carry.key, step.carry.steps)
-    explore = rng.uniform(rng.fold(key, rng.EXPLORE)) < config.train.explore
-    minimum = 2 + (rng.uniform(rng.fold(key, rng.EXPLORE_LENGTH)) * (budget - 1)).to(torch.int64)
-    return (halting.halts(step) & (~explore | (step.carry.steps >= minimum))) | last
-
-
 # One update -----------------------------------------------------------------------------------------------------------
 
 
@@ -212,7 +113,7 @@ def gather_gradients(
     for micro in range(config.train.accumulate):
         slots = run.slots[micro % len(run.slots)]
         refill(slots, run.model, source, config, pool)
-        moments.append(micro_step(slots, run.model, config, depth, runtime, precision))
+        moments.append(micro_step(slots, run.model, run.weights, config, depth, runtime, precision))
         if "table" in apart:
             used = runtime.gather(slots.task_ids), runtime.gather(moments[-1].row_grads)
             run.table.update(*used, config.train.table_lr * factor, run.update + 1)

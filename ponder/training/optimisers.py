@@ -4,6 +4,7 @@ All weights live in one flat tensor of which the model's parameters are views, a
 is then a handful of operations, whatever the number of parameters, and ranks exchange one message.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ class Weights:
         order = [pair for pair in named if not undecayed(pair[0])] + [pair for pair in named if undecayed(pair[0])]
         self.names = [name for name, _ in order]
         self.shapes = [tuple(p.shape) for _, p in order]
+        sizes = [math.prod(shape) for shape in self.shapes]
+        self.places = dict(zip(self.names, itertools.accumulate(sizes[:-1], initial=0), strict=True))
+        """Where in the flat tensors each of them begins."""
         self.decayed = sum(p.numel() for name, p in order if not undecayed(name))
         with torch.no_grad():
             self.value = torch.cat([p.detach().reshape(-1) for _, p in order])

@@ -42,11 +42,13 @@ class Slots:
     known: Bools | None = None
     """The same on the host, once it has been read there: a device is not asked twice."""
 
-    def due(self, done: Tensor, logits: Tensor, train: TrainConfig) -> Tensor:
-        """[slots, tokens] the labels of the step that came after those that were `done`, and gave these logits."""
+    def due(self, done: Tensor, logits: Tensor | None, train: TrainConfig) -> Tensor:
+        """[slots, tokens] the labels of the step that came after those that were `done`, and gave these logits, which
+        matter where all right answers are known."""
         if self.beside is None:
             return self.labels
         if train.answers == "nearest":
+            assert logits is not None
             return losses.nearest(logits.detach(), self.beside, train.loss)
         return self.beside[torch.arange(len(done), device=done.device), done]
 

@@ -178,13 +178,13 @@ def started_with(
         seen.append((x, states))
         return recur(parts, states, x, *rest)
 
-    with monkeypatch.context() as patch, torch.no_grad():
+    with monkeypatch.context() as patch:
         patch.setattr(reasoner, "recur", spy)
         advance(model, b, **kwargs)
     x, states = seen[0]
     assert states.h is not None
     assert states.l is not None
-    return x, states.h, states.l
+    return x.detach(), states.h.detach(), states.l.detach()
 
 
 @pytest.mark.numeric

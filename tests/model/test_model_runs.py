@@ -173,7 +173,7 @@ def test_with_the_key_mask_what_stands_in_the_padding_does_not_matter(changes: d
         assert reaches is not mask
         with torch.no_grad():
             model.embed[0] += 1
-            assert torch.equal(advance(model, b).logits[real], step.logits[real]) is mask
+        assert torch.equal(advance(model, b).logits[real], step.logits[real]) is mask
 
 
 # Compilation and precision --------------------------------------------------------------------------------------------

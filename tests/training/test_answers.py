@@ -14,7 +14,8 @@ from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset, build
 from ponder.domains.contract import Tokens
 from ponder.model import losses
-from ponder.training.loop import Depth, gather_gradients, new_run
+from ponder.training.loop import gather_gradients, new_run
+from ponder.training.micro import Depth
 from ponder.training.slots import RIGHT
 from tests.support.rounding import agree, limits
 from tests.training.test_train import resumes_exactly

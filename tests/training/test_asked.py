@@ -15,7 +15,8 @@ from ponder.domains.contract import Tokens
 from ponder.evaluation.records import Settings, picked_steps, run_batch
 from ponder.inference.engine import Checker, Engine, Full, Seen
 from ponder.model import losses
-from ponder.training.loop import Depth, gather_gradients, new_run
+from ponder.training.loop import gather_gradients, new_run
+from ponder.training.micro import Depth
 from ponder.training.state import Run
 from tests.support.rounding import agree, limits
 from tests.training.test_train import resumes_exactly

@@ -10,7 +10,8 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.schema import TrainConfig
 from ponder.data import Dataset
-from ponder.training.loop import Depth, apply_gradients, gather_gradients, micro_step, new_run
+from ponder.training.loop import apply_gradients, gather_gradients, new_run
+from ponder.training.micro import Depth, micro_step
 from ponder.training.optimisers import PuzzleTable
 from ponder.training.slots import refill
 from ponder.training.state import Run
@@ -37,7 +38,7 @@ def parts_of(run: Run, dataset: Dataset, step_table: bool = False) -> list[Tenso
         slots = run.slots[micro % len(run.slots)]
         run.weights.grad.zero_()
         refill(slots, run.model, dataset.source("train"), run.config, None)
-        moment = micro_step(slots, run.model, run.config, DEPTH, CPU, "float32")
+        moment = micro_step(slots, run.model, run.weights, run.config, DEPTH, CPU, "float32")
         found.append(run.weights.grad.clone())
         if step_table:
             lr, decay = run.config.train.table_lr, run.config.train.weight_decay

@@ -15,7 +15,8 @@ from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.data import Dataset
 from ponder.training import loop as train
-from ponder.training.loop import Depth, apply_gradients, gather_gradients, new_run
+from ponder.training.loop import apply_gradients, gather_gradients, new_run
+from ponder.training.micro import Depth
 from ponder.training.state import Run
 from tests.conftest import tiny
 

@@ -28,7 +28,8 @@ from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
 from ponder.training import curves
 from ponder.training.log import TIMING, read_log
-from ponder.training.loop import Depth, Limits, Outcome, halted
+from ponder.training.loop import Limits, Outcome
+from ponder.training.micro import Depth, halted
 from ponder.training.rows import evaluation_row
 from ponder.training.runs import open_folder, train_in
 from tests.conftest import DRAW, tiny

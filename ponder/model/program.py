@@ -1,0 +1,224 @@
+"""Programs: calls of base/kernels.c that are written down once and then played by C, a few examples at a time.
+
+What lies between two calls of such a few examples stays in the processor's cache, no memory is asked for, and threads
+share the examples of a batch without waiting for each other. A `Tape` writes a program: every operation adds the calls
+that compute it and, where gradients are wanted, remembers how to add those of its backward pass.
+"""
+
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from ponder.base import native
+from ponder.base.native import SIGNATURES, Library
+
+SCRATCH, PACKED, GRADS, EXTRA = "scratch", "packed", "grads", "extra"
+"""Arrays that every program has: a thread's own memory, packed weights, and gradients: of parameters, and of what is
+made of them."""
+FIXED = (SCRATCH, PACKED, GRADS, EXTRA)
+CACHE = 2**19
+"""Bytes of a thread's memory that the processor has close at hand."""
+MOST = 32
+"""Examples at a time: more gain nothing."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """So many bytes after the beginning of an array, and `each` more for every example of the batch before it."""
+
+    array: str
+    offset: int = 0
+    each: int = 0
+
+    def after(self, floats: int) -> "Place":
+        return replace(self, offset=self.offset + 4 * floats)
+
+
+@dataclass(frozen=True)
+class Times:
+    """A whole number that grows with the examples at a time: so much for each."""
+
+    each: int
+
+
+@dataclass(eq=False)
+class Value:
+    """What an operation made: `floats` numbers for every example."""
+
+    place: Place
+    floats: int
+    wanted: bool = False
+    """Whether its gradient is."""
+    grad: Place | None = None
+    """Where what has come back so far is."""
+
+
+Given = Place | Times | int | float | None
+
+
+class Tape:
+    """A program in the making, for `most` examples at a time."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.calls: list[tuple[str, tuple[Given, ...]]] = []
+        self.once: list[tuple[str, tuple[Given, ...]]] = []
+        """What is done before, for all examples: weights are packed."""
+        self.learning = False
+        """Whether operations from here on have a backward pass."""
+        self.sizes = {SCRATCH: 0, PACKED: 0, EXTRA: 0}
+        """Bytes."""
+        self._backs: list[Callable[[], None]] = []
+        self._free: dict[int, list[Place]] = {}
+
+    def __call__(self, name: str, *given: Given | Value) -> None:
+        self.calls.append((name, tuple(each.place if isinstance(each, Value) else each for each in given)))
+
+    # Memory
+
+    def room(self, floats: int) -> Place:
+        """For so many numbers of every example at a time."""
+        if free := self._free.get(floats):
+            return free.pop()
+        return self._more(SCRATCH, self.most * floats)
+
+    def held(self, array: str, floats: int) -> Place:
+        """For so many numbers, the same for all examples."""
+        return self._more(array, floats)
+
+    def _more(self, array: str, floats: int) -> Place:
+        place = Place(array, self.sizes[array])
+        self.sizes[array] += -(-4 * floats // 64) * 64
+        return place
+
+    def release(self, place: Place | None, floats: int) -> None:
+        """What comes next may use it again."""
+        if place is not None and place.array == SCRATCH:
+            self._free.setdefault(floats, []).append(place)
+
+    def drop(self, *values: Value) -> None:
+        """Nobody needs these any more, unless there is a backward pass to come."""
+        for value in values:
+            if not self.learning:
+                self.release(value.place, value.floats)
+
+    # Gradients
+
+    def made(self, floats: int) -> Value:
+        return Value(self.room(floats), floats, wanted=self.learning)
+
+    def back(self, value: Value, backward: Callable[[Place], bool]) -> None:
+        """How the gradient of `value`, which is at the place it is called with, goes on to what it was made of. Neither
+        is needed afterwards, unless the gradient was given away: then it returns true."""
+        if not self.learning:
+            return
+
+        def go() -> None:
+            if value.grad is not None and not backward(value.grad):
+                self.release(value.grad, value.floats)
+            self.release(value.place, value.floats)
+
+        self._backs.append(go)
+
+    def backward(self) -> None:
+        for go in reversed(self._backs):
+            go()
+
+    def give(self, value: Value, grad: Place) -> None:
+        """More of a value's gradient; the place is the tape's from now on."""
+        if not value.wanted:
+            self.release(grad, value.floats)
+        elif value.grad is None:
+            value.grad = grad
+        else:
+            self("pass_on", 0, Times(1), 1, value.floats, grad, None, 1, value.grad)
+            self.release(grad, value.floats)
+
+    def lend(self, value: Value, grad: Place, positions: int, mask: Place | None = None) -> None:
+        """The same with what is still needed elsewhere, or has to go through a mask that all positions share."""
+        if not value.wanted:
+            return
+        new = value.grad is None
+        if value.grad is None:
+            value.grad = self.room(value.floats)
+        self("pass_on", 0, Times(1), positions, value.floats // positions, grad, mask, int(not new), value.grad)
+
+
+# Playing --------------------------------------------------------------------------------------------------------------
+
+_ARGUMENT = np.dtype([("value", "<i8"), ("each", "<i8"), ("kind", "<i4"), ("base", "<i4")])
+
+
+@dataclass(frozen=True)
+class _Calls:
+    """As `play` reads them."""
+
+    functions: npt.NDArray[np.int32]
+    arguments: npt.NDArray[np.void]
+
+    @staticmethod
+    def of(calls: list[tuple[str, tuple[Given, ...]]], arrays: Mapping[str, int]) -> "_Calls":
+        rows = [_argument(g, k, arrays) for name, given in calls for g, k in zip(given, SIGNATURES[name], strict=True)]
+        numbers = {name: number for number, name in enumerate(SIGNATURES)}
+        functions = np.array([(numbers[name], len(given)) for name, given in calls], np.int32)
+        return _Calls(functions, np.array(rows, _ARGUMENT))
+
+    def play(self, lib: Library, arrays: npt.NDArray[np.int64], size: int, first: int, last: int, most: int) -> None:
+        if len(self.functions):
+            pointers = (self.functions.ctypes.data, self.arguments.ctypes.data, arrays.ctypes.data)
+            lib("play", len(self.functions), *pointers, size, first, last, most)
+
+
+def _argument(given: Given, kind: str, arrays: Mapping[str, int]) -> tuple[int, int, int, int]:
+    if kind == "f":
+        assert isinstance(given, int | float)
+        return struct.unpack("<I", struct.pack("<f", given))[0], 0, 1, 0
+    if kind == "p":
+        if given is None:
+            return 0, 0, 3, 0
+        assert isinstance(given, Place)
+        return given.offset, given.each, 2, arrays[given.array]
+    assert isinstance(given, int | Times)
+    return (0, given.each, 0, 0) if isinstance(given, Times) else (given, 0, 0, 0)
+
+
+class Program:
+    """A finished tape. It owns no numbers: `play` is told where they are."""
+
+    def __init__(self, tape: Tape) -> None:
+        given = [g for _, all_ in (*tape.once, *tape.calls) for g in all_ if isinstance(g, Place)]
+        self.arrays = list(dict.fromkeys((*FIXED, *(place.array for place in given))))
+        numbers = {name: i for i, name in enumerate(self.arrays)}
+        self.once, self.calls = _Calls.of(tape.once, numbers), _Calls.of(tape.calls, numbers)
+        self.most, self.sizes = tape.most, tape.sizes
+
+    def play(
+        self, lib: Library, examples: int, arrays: Mapping[str, Tensor], threads: list[Mapping[str, Tensor]]
+    ) -> None:
+        """For all examples, in as many parts as there are `threads`, each with arrays of its own. Where an array is
+        missing, no call may need it."""
+        common = np.array([arrays[n].data_ptr() if n in arrays else 0 for n in self.arrays], np.int64)
+        self.once.play(lib, common, 0, 0, 1, 1)
+        places = [common.copy() for _ in threads]
+        for place, own in zip(places, threads, strict=True):
+            for name, tensor in own.items():
+                place[self.arrays.index(name)] = tensor.data_ptr()
+
+        def work(first: int, last: int, part: int) -> None:
+            self.calls.play(lib, places[part], self.sizes[SCRATCH], first, last, self.most)
+
+        native.in_parts(len(threads), examples, work)
+
+
+def written(write: Callable[[Tape], None]) -> Program:
+    """The program that `write` puts on a tape, for as many examples at a time as fit the cache."""
+    tape = Tape(1)
+    write(tape)
+    most = max(1, min(MOST, CACHE // max(1, tape.sizes[SCRATCH])))
+    tape = Tape(most)
+    write(tape)
+    return Program(tape)

@@ -1,0 +1,244 @@
+"""A whole ACT step as one program for base/kernels.c: for answers, or with its losses and gradients for training.
+
+Whatever is not covered (see `_covered`) is computed layer by layer, and so is everything where there is no C compiler,
+where somebody looks on by a hook, and where another backward pass is wanted than that of a lesson.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from pydantic import BaseModel
+from torch import Tensor, nn
+
+from ponder.base import native
+from ponder.base.native import STEP, Library
+from ponder.model import kernels, writer
+from ponder.model.attention import SHORT
+from ponder.model.layers import Layer
+from ponder.model.program import EXTRA, GRADS, PACKED, Program, Tape, written
+from ponder.model.writer import Derived, Form, Writer
+
+if TYPE_CHECKING:  # which imports this
+    from ponder.model.reasoner import Carry, Reasoner
+
+# fmt: off
+KNOWN = frozenset((
+    "name", "states", "modules", "layers", "high_layers", "width", "heads", "expansion", "inner_multiple",
+    "h_cycles", "l_cycles", "h_horizon", "l_horizon", "gradient", "neumann", "mixer", "symbols", "mlp_conv",
+    "input_conv", "positions", "prefix", "key_mask", "init", "learned_init", "bound", "gate", "norm",
+    "post_norm", "dropout", "state_dropout", "noise", "halting", "max_steps"
+))
+# fmt: on
+"""The switches of a model that are computed here, or seen by `_covered`. Where another one is on, no program serves."""
+
+
+# The programs of a model ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A program, and where its arrays come from."""
+
+    program: Program
+    derived: dict[str, Derived]
+    constants: dict[str, Tensor]
+    parameters: dict[str, tuple[dict[str, nn.Parameter | None], str]]
+    """Of each name, the dictionary that a module keeps it in, and its name there."""
+
+    def arrays(self) -> dict[str, Tensor]:
+        out = dict(self.constants)
+        for name, (held, short) in self.parameters.items():
+            parameter = held[short]
+            assert parameter is not None
+            out[name] = parameter.detach()
+        for name, each in self.derived.items():
+            if each.make is not None:
+                out[name] = each.make(*(out[of] for of in each.of)).contiguous()
+        out[PACKED] = torch.empty(self.program.sizes[PACKED] // 4)
+        return out
+
+
+class _Known:
+    """What is known of a model: programs that were written for it. Holds nothing that holds the model."""
+
+    def __init__(self, model: "Reasoner") -> None:
+        modules = [module for module in model.modules() if module is not model]
+        self.hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks)]
+        """Of its parts: where somebody looks on, the parts are called one by one."""
+        self.covered: dict[Form, bool] = {}
+        self.steps: dict[tuple[Form, bool], _Step] = {}
+
+
+_models: "WeakKeyDictionary[Reasoner, _Known]" = WeakKeyDictionary()
+
+
+def _known(model: "Reasoner") -> _Known:
+    if model not in _models:
+        _models[model] = _Known(model)
+    return _models[model]
+
+
+def _step(model: "Reasoner", form: Form, layout: Mapping[str, int] | None = None) -> _Step:
+    """`layout`: where in the flat gradient each parameter begins, the same each time."""
+    known, key = _known(model).steps, (form, layout is None)
+    if key not in known:
+        writers: list[Writer] = []
+
+        def write(tape: Tape) -> None:
+            writers.append(Writer(tape, model, form, layout))
+            if form.lesson is None:
+                writer.answer(writers[-1])
+            else:
+                writer.lesson(writers[-1], form.lesson)
+
+        program = written(write)
+        parts = {
+            f"{path}.{name}" if path else name: (module._parameters, name)
+            for path, module in model.named_modules()
+            for name in module._parameters
+        }
+        needed = {*program.arrays, *(of for each in writers[-1].derived.values() for of in each.of)}
+        parameters = {name: part for name, part in parts.items() if name in needed}
+        known[key] = _Step(program, writers[-1].derived, writers[-1].constants, parameters)
+    return known[key]
+
+
+# Using them -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Made:
+    """What an ACT step came to."""
+
+    states: list[Tensor]
+    logits: Tensor
+    """Of no tokens after a lesson."""
+    q: Tensor | None
+    """[B, 2]"""
+    ratio: Tensor | None
+    """[B, positions, 1]"""
+
+
+@dataclass(frozen=True)
+class Taught(Made):
+    judged: Tensor
+    """[JUDGED, B]"""
+    d_rows: Tensor
+
+
+def _covered(model: "Reasoner", form: Form) -> bool:
+    config, floats = model.config, model.length * model.config.width
+    layer = model.low.layers[0]
+    assert isinstance(layer, Layer)
+    inner, pair = layer.mlp.down.in_features, 2 * STEP
+    fits = config.norm == "post" and not config.input_conv and config.width % STEP == inner % STEP == 0
+    if config.mixer == "attention":
+        fits &= model.length <= SHORT
+    elif config.mixer == "mlp":
+        assert layer.tokens is not None
+        fits &= kernels.fits_across(*layer.tokens.down.weight.shape)
+    else:
+        assert layer.relations is not None
+        fits &= layer.relations.board is not None and not layer.relations.nodes
+    if form.noise > 0 or (form.training and config.dropout > 0):
+        fits &= floats % pair == 0 and model.length * inner % pair == 0
+    if form.training and config.state_dropout > 0:
+        fits &= config.width % pair == 0
+    if form.lesson is not None:
+        fits &= config.gradient == "horizon"
+    return fits and not switched(config, KNOWN)
+
+
+def switched(config: BaseModel, known: Collection[str]) -> list[str]:
+    """The settings that are not known and not at their defaults."""
+    fields = type(config).model_fields
+    return [name for name, field in fields.items() if name not in known and getattr(config, name) != field.default]
+
+
+def library(model: "Reasoner", carry: "Carry", form: Form) -> Library | None:
+    """The kernels, where this can be played by them."""
+    lib = kernels.served(*carry.states.held, model.embed, rows=(model.config.width,))
+    if lib is None or len(carry.key) == 0 or (model.update is not None and model.update.exact):
+        return None
+    known = _known(model)
+    if form not in known.covered:
+        known.covered[form] = _covered(model, form)
+    compiled = any(layer._compiled_call_impl is not None for layer in model.low.layers)
+    return lib if known.covered[form] and not compiled and not any(known.hooks) else None
+
+
+def _inputs(model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    ids = inputs if model.symbols is None else model.symbols.roles(inputs)
+    out = {"ids": ids, "rows": rows.detach(), "key": carry.key, "steps": carry.steps}
+    out |= dict(zip("hl", carry.states.held, strict=False))
+    if model.asked is not None:
+        out["asked"] = model.asked(inputs)
+    if model.config.key_mask:
+        hidden = F.pad(inputs == 0, (model.config.prefix, 0), value=False)
+        out["bias"] = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
+    return {name: tensor.contiguous() for name, tensor in out.items()}
+
+
+def _outputs(model: "Reasoner", batch: int) -> dict[str, Tensor]:
+    size = (batch, model.length, model.config.width)
+    out = {name: torch.empty(size) for name in ("new_h", "new_l")[: model.config.states]}
+    return out | ({"q": torch.empty(batch, 2)} if model.q_head is not None else {})
+
+
+def _threads(model: "Reasoner", batch: int, cycles: int) -> int:
+    config = model.config
+    applications = config.layers * cycles * (config.l_cycles + 1)
+    return native.sharing(batch, native.least(20 * model.length * config.width**2 * applications))
+
+
+def answer(lib: Library, model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor, form: Form) -> Made:
+    """One ACT step of every example."""
+    step, batch = _step(model, form), len(inputs)
+    made = _outputs(model, batch) | {"logits": torch.empty(batch, model.tokens, model.vocab)}
+    bounded = model.update is not None and model.update.tau is not None
+    if bounded:
+        made["ratio"] = torch.empty(batch, model.length, 1)
+    arrays = step.arrays() | _inputs(model, carry, inputs, rows) | made
+    step.program.play(lib, batch, arrays, [{}] * _threads(model, batch, form.cycles))
+    states = [made[name] for name in ("new_h", "new_l") if name in made]
+    return Made(states, made["logits"], made.get("q"), made.get("ratio"))
+
+
+JUDGED = ("answer_loss", "halt_loss", "continue_loss", "exact", "token", "norm_h", "norm_l", "ratio")
+"""What is said of every example of a lesson; zeros where there is no such thing."""
+
+
+def learn(
+    lib: Library,
+    model: "Reasoner",
+    carry: "Carry",
+    inputs: Tensor,
+    rows: Tensor,
+    labels: Tensor,
+    form: Form,
+    layout: Mapping[str, int],
+    grads: Tensor,
+) -> Taught:
+    """The same with its losses. Gradients of parameters are added to `grads`, in which each has its place."""
+    step, batch = _step(model, form, layout), len(inputs)
+    made = _outputs(model, batch) | {"d_rows": torch.empty(batch, model.config.width)}
+    judged = torch.zeros(len(JUDGED), batch)
+    arrays = step.arrays() | _inputs(model, carry, inputs, rows) | made | dict(zip(JUDGED, judged, strict=True))
+    arrays["labels"] = labels.contiguous()
+    parts = _threads(model, batch, form.cycles)
+    extra = torch.zeros(parts, step.program.sizes[EXTRA] // 4)
+    flat = [grads, *(torch.zeros_like(grads) for _ in range(parts - 1))]
+    step.program.play(lib, batch, arrays, [{GRADS: flat[part], EXTRA: extra[part]} for part in range(parts)])
+    for more in flat[1:]:
+        grads.add_(more)
+    if step.derived:
+        whole = extra[0] if parts == 1 else extra.sum(dim=0)
+        for each in step.derived.values():
+            of = [grads[layout[name] :][: arrays[name].numel()].view_as(arrays[name]) for name in each.of]
+            each.back(whole[each.place.offset // 4 :][: each.size], *of)
+    states = [made[name] for name in ("new_h", "new_l") if name in made]
+    return Taught(states, torch.empty(batch, 0), made.get("q"), None, judged, made["d_rows"])
