@@ -66,7 +66,8 @@ def main() -> None:
     peak = 0.0
     for _ in range(args.rounds):
         width = configs["ponder"].model.width
-        peak = max(peak, matmul_peak((batch * dataset.domain.seq_len, width, 3 * width), HERE.device))
+        one = matmul_peak((batch * dataset.domain.seq_len, width, 3 * width), HERE.device)
+        peak = max(peak, torch.get_num_threads() * one)
         for name, trainer in trainers.items():
             trainer.update()
             began = time.perf_counter()

@@ -1079,6 +1079,14 @@ INLINE float cross_entropy(float logit, float target, float *d) {
     return (logit > 0 ? logit : 0) - logit * target + log1pf(expf(-fabsf(logit)));
 }
 
+/* The first of the largest, as torch has it: what is no number is larger than any. */
+INLINE long likeliest(const float *row, long vocab) {
+    long best = 0;
+    for (long i = 1; i < vocab; i++)
+        if (row[i] > row[best] || (row[i] != row[i] && row[best] == row[best])) best = i;
+    return best;
+}
+
 /* What the logits [tokens, vocab] are worth: whether all labels are right, and which share; labels of 0 do not count. `next`:
    the halting logits after one more step, which say what going on is worth; none: nothing is learned of that. q 0: there is
    no halting head. d_q: derivatives of both losses times `by`. */
@@ -1089,12 +1097,8 @@ void judge(long first, long last, long tokens, long vocab, const float *logits, 
         long count = 0, right = 0;
         for (long t = b * tokens; t < (b + 1) * tokens; t++) {
             if (labels[t] == 0) continue;
-            const float *row = logits + t * vocab;
-            long best = 0;
-            for (long i = 1; i < vocab; i++)
-                if (row[i] > row[best] || (row[i] != row[i] && row[best] == row[best])) best = i;
             count++;
-            right += best == labels[t];
+            right += likeliest(logits + t * vocab, vocab) == labels[t];
         }
         exact[b] = count > 0 && right == count;
         token[b] = (float)right / (float)(count ? count : 1);
@@ -1109,6 +1113,47 @@ void judge(long first, long last, long tokens, long vocab, const float *logits, 
             going_on[b] = cross_entropy(q[b * 2 + 1], 1.0f / (1.0f + expf(-best)), d_q + b * 2 + 1);
             d_q[b * 2 + 1] *= by;
         }
+    }
+}
+
+/* What logits [tokens, vocab] say: the likeliest symbols, how likely they are (the mean of the logarithms, by softmax), and
+   the mean negative logarithm of what stablemax divides by. */
+void read_out(long first, long last, long tokens, long vocab, const float *logits, int64_t *answers, float *sure,
+              float *energy) {
+    long wide = (vocab + V - 1) / V * V;
+    float *row = room(wide);
+    for (long b = first; b < last; b++) {
+        float by_softmax = 0, by_stablemax = 0;
+        for (long t = b * tokens; t < (b + 1) * tokens; t++) {
+            for (long i = 0; i < wide; i++) row[i] = i < vocab ? logits[t * vocab + i] : -INFINITY;
+            long best = likeliest(row, vocab);
+            vf soft = {0}, stable = {0};
+            for (long i = 0; i < wide; i += V) {
+                vf x = load(row + i), above = larger((vf){0}, x);
+                vi there = ((vi)COUNTED + (int32_t)i < (vi){0} + (int32_t)vocab);
+                soft += pick(there, exponential(x - row[best]), (vf){0});
+                stable += pick(there, (all(1.0f) + above) / (all(1.0f) - (x - above)), (vf){0});
+            }
+            answers[t] = best;
+            by_softmax -= logf(total(soft));
+            by_stablemax -= logf(total(stable));
+        }
+        sure[b] = by_softmax / (float)tokens;
+        energy[b] = by_stablemax / (float)tokens;
+    }
+}
+
+/* How far the `floats` numbers of each example moved, and how large they were: sums of squares. */
+void moved(long first, long last, long floats, const float *old, const float *now, float *by, float *size) {
+    for (long b = first; b < last; b++) {
+        vf change = {0}, before = {0};
+        for (long i = b * floats; i < (b + 1) * floats; i += V) {
+            vf was = load(old + i), d = load(now + i) - was;
+            change += d * d;
+            before += was * was;
+        }
+        by[b] = total(change);
+        size[b] = total(before);
     }
 }
 

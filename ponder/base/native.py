@@ -72,6 +72,8 @@ SIGNATURES = {
     "halting_forward": "llllpppp",
     "halting_backward": "llllpppppp",
     "judge": "llllppppplfppppp",
+    "read_out": "llllpppp",
+    "moved": "lllpppp",
     "sizes": "llllpp",
     "first_of": "llllpp",
     "play": "lpppllll",
@@ -116,9 +118,31 @@ def _pointer(tensor: Tensor) -> int:
     return tensor.data_ptr()
 
 
+_kept: list[int] = []
+
+
+def threads() -> int:
+    """That share the work of kernels: as many as torch has, or had."""
+    return _kept[-1] if _kept else torch.get_num_threads()
+
+
+@contextmanager
+def threads_to_ourselves(count: int | None = None) -> Iterator[None]:
+    """For a while, torch has one thread, and kernels have so many, or those that torch had: its threads would wait for
+    each other longer than the small operations between two programs take."""
+    before = torch.get_num_threads()
+    _kept.append(count or threads())
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _kept.pop()
+        torch.set_num_threads(before)
+
+
 def sharing(count: int, least: int) -> int:
     """Parts of `count` things that threads do at a time, each of at least so many."""
-    return max(1, min(torch.get_num_threads(), count // max(1, least)))
+    return max(1, min(threads(), count // max(1, least)))
 
 
 def in_parts(parts: int, count: int, work: Callable[[int, int, int], None]) -> None:

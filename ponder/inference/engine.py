@@ -265,7 +265,8 @@ class Engine:
         batch = self._filled()
         with torch.no_grad(), Runtime(self.model.table.device).autocast(self.precision):
             step = self.model(batch.carry, batch.x, batch.rows, noise=self.noise)
-        answers = step.logits.argmax(dim=-1).to(torch.uint8).cpu().numpy()
+        read = halting.read(step)
+        answers = read.answers.to(torch.uint8).cpu().numpy()
         steps: Ints = step.carry.steps.cpu().numpy()
         changed = (answers != batch.answers).any(axis=1) | (steps == 1)
         unchanged = np.where(changed, 0, batch.unchanged + 1)
@@ -279,10 +280,10 @@ class Engine:
             answers=answers,
             steps=steps,
             unchanged=unchanged,
-            confidence=halting.confidence(step).cpu().numpy(),
+            confidence=read.confidence.cpu().numpy(),
             halts=halting.halts(step).cpu().numpy(),
             residual=halting.residual(batch.carry, step.carry).cpu().numpy(),
-            energy=halting.energy(step).cpu().numpy(),
+            energy=read.energy.cpu().numpy(),
             accepted=accepted if self.policy.checks else None,
             logits=step.logits,
         )

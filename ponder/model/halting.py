@@ -1,10 +1,12 @@
 """When an example is done thinking, and how sure its answer is: the one rule for training, engine and evaluation."""
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ponder.model import kernels
 from ponder.model.losses import log_partition
 from ponder.model.reasoner import Carry, Step
 
@@ -19,18 +21,38 @@ def halts(step: Step) -> Tensor:
     return step.q_halt > (0 if step.q_continue is None else step.q_continue)
 
 
-def confidence(step: Step) -> Tensor:
-    """[B] the halting logit; without a halting head, the mean log-probability of the predicted tokens."""
-    if step.q_halt is not None:
-        sure = step.q_halt.float()
+@dataclass(frozen=True)
+class Read:
+    """What can be read off a step."""
+
+    answers: Tensor
+    """[B, tokens] the likeliest symbols."""
+    confidence: Tensor
+    """[B] the halting logit; without a halting head, the mean log-probability of the answer's tokens."""
+    energy: Tensor
+    """[B] the negative log partition of the logits, mean over the tokens."""
+
+
+def read(step: Step) -> Read:
+    if lib := kernels.served(step.logits):
+        answers, sure, energy = kernels.read_out(lib, step.logits)
     else:
         logits = step.logits.float()
+        answers, energy = logits.argmax(dim=-1), -log_partition(logits).mean(dim=-1)
         sure = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).mean(dim=-1)
-    return torch.where(sure.isnan(), -torch.inf, sure)  # a diverged model is never confident
+    if step.q_halt is not None:
+        sure = step.q_halt.float()
+    return Read(answers, torch.where(sure.isnan(), -torch.inf, sure), energy)  # a diverged model is never confident
 
 
+@torch.no_grad()
 def residual(before: Carry, after: Carry) -> Tensor:
     """[B] |z' - z| / |z| of the whole state, z_H and z_L at all positions: 0 at a fixed point. NaN without states."""
+    old, new = before.states.held, after.states.held
+    if old and (lib := kernels.served(*old, *new, rows=old[0].shape[-1:])):
+        parts = [kernels.moved(lib, *pair) for pair in zip(old, new, strict=True)]
+        by, size = (torch.stack(each).sum(dim=0) for each in zip(*parts, strict=True))
+        return (by / size).sqrt()
     return residual_squared(before, after).sqrt()
 
 
@@ -44,11 +66,6 @@ def residual_squared(before: Carry, after: Carry) -> Tensor:
 
 def _squared(z: Tensor) -> Tensor:
     return z.float().flatten(1).square().sum(dim=1)
-
-
-def energy(step: Step) -> Tensor:
-    """[B] the negative log partition of the logits, mean over the tokens."""
-    return -log_partition(step.logits).mean(dim=-1)
 
 
 def logit(probability: float) -> float:

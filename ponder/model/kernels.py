@@ -749,3 +749,30 @@ class _AnswerLoss(torch.autograd.Function):
             again = lambda logits: ctx.plain(logits, labels, ctx.probabilities)  # noqa: E731
             return *_again(again, (logits,), grads[0]), *(None,) * 4
         return d * grads[0][:, None, None], *(None,) * 4
+
+
+# What is read off a step ----------------------------------------------------------------------------------------------
+
+
+def read_out(lib: Library, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The likeliest symbols [B, tokens], how likely they are, and the energy, [B] each (`halting`)."""
+    logits, (batch, tokens, vocab) = logits.contiguous(), logits.shape
+    answers, sure, energy = torch.empty(batch, tokens, dtype=torch.int64), _empty(batch), _empty(batch)
+
+    def work(first: int, last: int, _: int) -> None:
+        lib("read_out", first, last, tokens, vocab, logits, answers, sure, energy)
+
+    lib.shared(batch, native.least(50 * tokens * vocab), work)
+    return answers, sure, energy
+
+
+def moved(lib: Library, old: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
+    """[B] |new - old|^2 and |old|^2"""
+    old, new, (by, size) = old.contiguous(), new.contiguous(), _empty(2, len(old))
+    floats = old[0].numel()
+
+    def work(first: int, last: int, _: int) -> None:
+        lib("moved", first, last, floats, old, new, by, size)
+
+    lib.shared(len(old), native.least(4 * floats), work)
+    return by, size

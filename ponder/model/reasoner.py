@@ -172,13 +172,11 @@ class Reasoner(nn.Module):
         made = (self._fresh(n, key, dtype).contiguous() for n in range(self.config.states))
         return Carry(States.of(made), torch.zeros_like(key), key)
 
-    def reset(self, carry: Carry, where: Tensor, key: Tensor) -> Carry:
-        """Slots with `where` true start over with the given keys; the others stay as they are."""
-        spot = where[:, None, None]
+    def reset(self, carry: Carry, slots: Tensor, key: Tensor) -> Carry:
+        """These slots start over with the given keys; the others stay as they are."""
         held = enumerate(carry.states.held)
-        states = States.of(torch.where(spot, self._fresh(n, key, old.dtype), old) for n, old in held)
-        steps = torch.where(where, torch.zeros_like(carry.steps), carry.steps)
-        return Carry(states, steps, torch.where(where, key, carry.key))
+        states = States.of(old.index_copy(0, slots, self._fresh(n, key, old.dtype)) for n, old in held)
+        return Carry(states, carry.steps.index_fill(0, slots, 0), carry.key.index_copy(0, slots, key))
 
     def _fresh(self, n: int, key: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, length, width] where z_H (0) or z_L (1) starts: the same for all, or what an example's key draws."""

@@ -1,6 +1,6 @@
 """A whole ACT step as one program for base/kernels.c: for answers, or with its losses and gradients for training.
 
-Whatever is not covered (see `_covered`) is computed layer by layer, and so is everything where there is no C compiler,
+Whatever is not covered (see `covered`) is computed layer by layer, and so is everything where there is no C compiler,
 where somebody looks on by a hook, and where another backward pass is wanted than that of a lesson.
 """
 
@@ -33,7 +33,7 @@ KNOWN = frozenset((
     "post_norm", "dropout", "state_dropout", "noise", "halting", "max_steps"
 ))
 # fmt: on
-"""The switches of a model that are computed here, or seen by `_covered`. Where another one is on, no program serves."""
+"""The switches of a model that are computed here, or seen by `covered`. Where another one is on, no program serves."""
 
 
 # The programs of a model ----------------------------------------------------------------------------------------------
@@ -130,7 +130,8 @@ class Taught(Made):
     d_rows: Tensor
 
 
-def _covered(model: "Reasoner", form: Form) -> bool:
+def covered(model: "Reasoner", form: Form) -> bool:
+    """Whether a program can do this, wherever the model is."""
     config, floats = model.config, model.length * model.config.width
     layer = model.low.layers[0]
     assert isinstance(layer, Layer)
@@ -166,7 +167,7 @@ def library(model: "Reasoner", carry: "Carry", form: Form) -> Library | None:
         return None
     known = _known(model)
     if form not in known.covered:
-        known.covered[form] = _covered(model, form)
+        known.covered[form] = covered(model, form)
     compiled = any(layer._compiled_call_impl is not None for layer in model.low.layers)
     return lib if known.covered[form] and not compiled and not any(known.hooks) else None
 

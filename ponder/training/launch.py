@@ -1,7 +1,8 @@
-"""How a training shares the cores: processes of few threads each, started by torch's own elastic launcher.
+"""How a training shares the cores: by threads where a micro-step is one program, else by processes.
 
-Two processes of one thread do more than one of two: each has whole layers to itself and they meet once an update, where
-threads meet in every operation. A busy neighbour then costs its share of a core instead of stopping both.
+Threads of a program have examples to themselves and meet once an update. Those of torch meet in every operation: there,
+two processes of one thread, started by torch's own elastic launcher, do more than one process of two, and a busy
+neighbour costs its share of a core instead of stopping both.
 """
 
 import logging
@@ -21,6 +22,7 @@ from ponder.base.console import counted
 from ponder.base.errors import LAUNCHED, RankLost, UserError, at_least
 from ponder.config.resolve import Config
 from ponder.model.cost import applications
+from ponder.training.micro import programmed
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
@@ -68,10 +70,11 @@ def choose(config: Config, limit: int | None, asked: Asked, before: Layout | Non
 
 
 def fitting(config: Config, limit: int | None, allowed: int) -> int:
-    """The most processes on so many cores that all have enough to do."""
+    """The most processes on so many cores that all have enough to do; one where its threads do as well."""
     updates = min((n for n in (config.train.updates, limit) if n is not None), default=None)
     large = config.data.make().task_ids * config.model.width > TABLE
-    if large or sys.platform == "win32" or (updates is not None and work(config, updates) < WORTH):
+    short = updates is not None and work(config, updates) < WORTH
+    if large or short or sys.platform == "win32" or programmed(config):
         return 1
     slots = config.train.batch // config.train.accumulate
     return max(n for n in range(1, allowed + 1) if slots % n == 0 and (n == 1 or slots // n >= SLOTS))

@@ -201,7 +201,7 @@ def train(
     elif config.train.start is not None:
         run.begin_from(config.train.start)
     log.go_on(saved)
-    surroundings = {"data_hash": dataset.hash, "threads": torch.get_num_threads(), "kernels": native.state()}
+    surroundings = {"data_hash": dataset.hash, "threads": native.threads(), "kernels": native.state()}
     splits = list(dict.fromkeys(config.eval.splits)) or [s for s in dataset.counts if s != "train"]
     if "val" not in splits:
         splits.append("val")  # checkpoints are chosen on it

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ponder.base import rng
+from ponder.base import native, rng
 from ponder.base.native import Library
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
@@ -120,6 +120,18 @@ def lesson(config: Config, depth: Depth) -> Form | None:
     return Form(depth.h_cycles, config.model.noise, training=True, lesson=judged)
 
 
+def programmed(config: Config) -> bool:
+    """Whether this training's micro-steps are programs on this machine's CPU, whose threads share the batch and meet
+    once an update."""
+    train, domain = config.train, config.data.make()
+    form = lesson(config, Depth(config.model.max_steps, config.model.h_cycles))
+    if form is None or train.precision == "bfloat16" or train.compile == "block" or native.library() is None:
+        return False
+    with torch.device("meta"):
+        model = Reasoner(config.model, len(domain.vocab), domain.seq_len, geometry=domain.geometry)
+    return whole.covered(model, form)
+
+
 def by_program(
     lib: Library,
     form: Form,
@@ -201,7 +213,12 @@ def by_graph(
 
 def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:
     """Done when the halting head says so, at the latest at the budget; now and then a random minimum length holds."""
-    key = rng.fold(step.carry.key, step.carry.steps)
-    explore = rng.uniform(rng.fold(key, rng.EXPLORE)) < config.train.explore
-    minimum = 2 + (rng.uniform(rng.fold(key, rng.EXPLORE_LENGTH)) * (budget - 1)).to(torch.int64)
-    return (halting.halts(step) & (~explore | (step.carry.steps >= minimum))) | last
+    halts, share = halting.halts(step), config.train.explore
+    if share > 0:
+        key = rng.fold(step.carry.key, step.carry.steps)
+        minimum = 2 + (rng.uniform(rng.fold(key, rng.EXPLORE_LENGTH)) * (budget - 1)).to(torch.int64)
+        held = step.carry.steps < minimum
+        if share < 1:
+            held &= rng.uniform(rng.fold(key, rng.EXPLORE)) < share
+        halts = halts & ~held
+    return halts | last

@@ -3,6 +3,7 @@
 import time
 from typing import Any
 
+from ponder.base import native
 from ponder.base.runtime import Runtime, matmul_peak
 from ponder.config.resolve import Config
 from ponder.data import Dataset
@@ -19,8 +20,9 @@ class Speed:
         domain, model = dataset.domain, config.model
         self.config = config
         self.work = cost.flops(model, len(domain.vocab), domain.seq_len, domain.geometry)
-        each = config.train.batch // config.train.accumulate // runtime.world
-        self.peak = runtime.world * matmul_peak((each * domain.seq_len, model.width, 3 * model.width), runtime.device)
+        cores = runtime.world * (native.threads() if runtime.device.type == "cpu" else 1)
+        rows = config.train.batch // config.train.accumulate * domain.seq_len // cores
+        self.peak = cores * matmul_peak((max(rows, 1), model.width, 3 * model.width), runtime.device)
         self.batch, self.update, self.at = config.train.batch, done, time.perf_counter()
 
     def add_to(self, row: dict[str, Any], more: int) -> None:

@@ -3,7 +3,7 @@
 import shutil
 import signal
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import current_thread, main_thread
 
@@ -16,6 +16,7 @@ from ponder.config.resolve import Config, differences
 from ponder.domains.contract import silent
 from ponder.training.log import read_log, summary
 from ponder.training.loop import Limits, Outcome, Stop, train
+from ponder.training.micro import programmed
 from ponder.training.trackers import Callback, Group, Tracked, check_trackers, open_trackers
 from ponder.training.view import view_for
 
@@ -81,7 +82,9 @@ def train_in(
             begun = checkpoint.newest(folder / "checkpoints")
             if begun is not None and not begun.state.get("kernels") and native.state():
                 view.say("begun without kernels of our own, and goes on without, to the same bits; --fresh has them")
-            with native.as_when(None if begun is None else begun.state):
+            with native.as_when(None if begun is None else begun.state), ExitStack() as ways:
+                if here.device.type == "cpu" and programmed(config):
+                    ways.enter_context(native.threads_to_ourselves())
                 outcome = train(config, folder, dataset, here, view, limits, stop, online)
         finally:
             for number, handler in before.items():

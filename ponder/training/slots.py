@@ -57,6 +57,11 @@ class Slots:
         """States of each slot: row i of the carry belongs to slot i // states."""
         return len(self.carry.key) // len(self.ids)
 
+    def rows(self, where: Ints) -> Tensor:
+        """The rows of the carry that belong to these slots."""
+        rows = where[:, None] * self.states + np.arange(self.states)
+        return torch.from_numpy(rows.ravel()).to(self.carry.key.device)
+
     def wide(self, rows: Tensor) -> Tensor:
         """What belongs to slots, once for each of their states."""
         return rows if self.states == 1 else rows.repeat_interleave(self.states, dim=0)
@@ -143,7 +148,7 @@ def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: 
         return
     slots.refills[where] += 1
     load_examples(slots, where, source, config, pool)
-    slots.carry = model.reset(slots.carry, slots.wide(slots.done), slot_keys(slots, config))
+    slots.carry = model.reset(slots.carry, slots.rows(where), slot_keys(slots, config, where))
     if config.train.corrupt > 0:
         slots.carry = corrupted(slots, model, config.train.corrupt)
 
@@ -164,9 +169,10 @@ def corrupted(slots: Slots, model: Reasoner, share: float) -> Carry:
     return replace(carry, states=States(h, carry.states.l))
 
 
-def slot_keys(slots: Slots, config: Config) -> Tensor:
+def slot_keys(slots: Slots, config: Config, where: Ints | slice = slice(None)) -> Tensor:
+    """The keys of what is in these slots, one for each of their states."""
     device = slots.inputs.device
-    ids, refills = torch.from_numpy(slots.ids).to(device), torch.from_numpy(slots.refills).to(device)
+    ids, refills = (torch.from_numpy(each[where]).to(device) for each in (slots.ids, slots.refills))
     key = rng.slot_keys(config.seed, ids, refills)
     return torch.stack([key, *(rng.fold(key, rng.STATE, n) for n in range(1, config.train.winners))], dim=1).flatten()
 

@@ -86,7 +86,7 @@ def test_each_step_has_its_own_labels_and_gradient(dataset: Dataset) -> None:
     gather_gradients(fresh, dataset.source("train"), Depth(6, 1), None, CPU, "float32")
     found = fresh.weights.grad.clone()
 
-    start = model.reset(before, done, slots.carry.key)
+    start = model.reset(before, done.nonzero()[:, 0], slots.carry.key[done])
     second = dataset.domain.path(slots.inputs.numpy().astype(np.uint8), 2)
     labels = torch.from_numpy(np.where(done.numpy()[:, None], second[:, 0], second[:, 1]).astype(np.int64))
     assert (slots.inputs[~done] == inputs[~done]).all()
