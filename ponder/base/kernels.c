@@ -1074,9 +1074,9 @@ void halting_backward(long first, long last, long apart, long width, const float
 }
 
 INLINE float cross_entropy(float logit, float target, float *d) {
-    float share = 1.0f / (1.0f + expf(-fabsf(logit)));
-    *d = (logit < 0 ? 1.0f - share : share) - target;
-    return (logit > 0 ? logit : 0) - logit * target + log1pf(expf(-fabsf(logit)));
+    float e = expf(-fabsf(logit));
+    *d = (logit < 0 ? e : 1.0f) / (1.0f + e) - target;
+    return (logit > 0 ? logit : 0) - logit * target + log1pf(e);
 }
 
 /* The first of the largest, as torch has it: what is no number is larger than any. */
@@ -1109,7 +1109,7 @@ void judge(long first, long last, long tokens, long vocab, const float *logits, 
         d_q[b * 2 + 1] = 0;
         if (next) {
             float best = next[b * 2];
-            if (steps[b] + 1 < budget && !(next[b * 2 + 1] <= best)) best = next[b * 2 + 1];
+            if (steps[b] + 1 < budget && best == best && !(next[b * 2 + 1] <= best)) best = next[b * 2 + 1];
             going_on[b] = cross_entropy(q[b * 2 + 1], 1.0f / (1.0f + expf(-best)), d_q + b * 2 + 1);
             d_q[b * 2 + 1] *= by;
         }

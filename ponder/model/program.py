@@ -101,9 +101,9 @@ class Tape:
             self._free.setdefault(floats, []).append(place)
 
     def drop(self, *values: Value) -> None:
-        """Nobody needs these any more, unless there is a backward pass to come."""
+        """Nobody needs these any more, unless there is a backward pass to come, of what is made now or of them."""
         for value in values:
-            if not self.learning:
+            if not self.learning and not value.wanted:
                 self.release(value.place, value.floats)
 
     # Gradients

@@ -54,7 +54,7 @@ class _Step:
         for name, (held, short) in self.parameters.items():
             parameter = held[short]
             assert parameter is not None
-            out[name] = parameter.detach()
+            out[name] = parameter.detach().contiguous()
         for name, each in self.derived.items():
             if each.make is not None:
                 out[name] = each.make(*(out[of] for of in each.of)).contiguous()
@@ -66,8 +66,10 @@ class _Known:
     """What is known of a model: programs that were written for it. Holds nothing that holds the model."""
 
     def __init__(self, model: "Reasoner") -> None:
-        modules = [module for module in model.modules() if module is not model]
-        self.hooks = [h for m in modules for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks)]
+        modules = [*model.modules()]
+        self.parts = [(module._modules, (*module._modules.values(),)) for module in modules]
+        """Which parts it had then: where one of them was replaced, what is written here is of another model."""
+        self.hooks = [h for m in modules[1:] for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks)]
         """Of its parts: where somebody looks on, the parts are called one by one."""
         self.covered: dict[Form, bool] = {}
         self.steps: dict[tuple[Form, bool], _Step] = {}
@@ -77,9 +79,10 @@ _models: "WeakKeyDictionary[Reasoner, _Known]" = WeakKeyDictionary()
 
 
 def _known(model: "Reasoner") -> _Known:
-    if model not in _models:
-        _models[model] = _Known(model)
-    return _models[model]
+    known = _models.get(model)
+    if known is None or any((*now.values(),) != then for now, then in known.parts):
+        known = _models[model] = _Known(model)
+    return known
 
 
 def _step(model: "Reasoner", form: Form, layout: Mapping[str, int] | None = None) -> _Step:
@@ -168,11 +171,25 @@ def library(model: "Reasoner", carry: "Carry", form: Form) -> Library | None:
     known = _known(model)
     if form not in known.covered:
         known.covered[form] = covered(model, form)
-    compiled = any(layer._compiled_call_impl is not None for layer in model.low.layers)
+    compiled = any(layer._compiled_call_impl is not None for layer in (*model.low.layers, *model.high.layers))
     return lib if known.covered[form] and not compiled and not any(known.hooks) else None
 
 
+def _symbols(model: "Reasoner", tokens: Tensor, batch: int) -> Tensor:
+    """[B, tokens] as C reads them, which looks up whatever it is given."""
+    if tokens.shape != (batch, model.tokens):
+        raise RuntimeError(f"tokens of shape {tuple(tokens.shape)}: ({batch}, {model.tokens}) are wanted")
+    low, high = (int(end) for end in tokens.aminmax())
+    if low < 0 or high >= model.vocab:
+        raise IndexError(f"tokens from {low} to {high}: this model knows 0 to {model.vocab - 1}")
+    return tokens.to(torch.int64).contiguous()
+
+
 def _inputs(model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    batch, width = len(carry.key), model.config.width
+    inputs = _symbols(model, inputs, batch)
+    if rows.shape != (batch, width):
+        raise RuntimeError(f"rows of shape {tuple(rows.shape)}: ({batch}, {width}) are wanted")
     ids = inputs if model.symbols is None else model.symbols.roles(inputs)
     out = {"ids": ids, "rows": rows.detach(), "key": carry.key, "steps": carry.steps}
     out |= dict(zip("hl", carry.states.held, strict=False))
@@ -229,7 +246,7 @@ def learn(
     made = _outputs(model, batch) | {"d_rows": torch.empty(batch, model.config.width)}
     judged = torch.zeros(len(JUDGED), batch)
     arrays = step.arrays() | _inputs(model, carry, inputs, rows) | made | dict(zip(JUDGED, judged, strict=True))
-    arrays["labels"] = labels.contiguous()
+    arrays["labels"] = _symbols(model, labels, batch)
     parts = _threads(model, batch, form.cycles)
     extra = torch.zeros(parts, step.program.sizes[EXTRA] // 4)
     flat = [grads, *(torch.zeros_like(grads) for _ in range(parts - 1))]

@@ -68,7 +68,7 @@ def micro_step(
                 every = slots.wide(slots.inputs), slots.wide(rows)
                 for _ in range(depth.unsupervised(config)):
                     before = model(before, *every, h_cycles=depth.h_cycles).carry
-        form = lesson(config, depth)
+        form = lesson(config, depth, model.training)
         lib = None if form is None else whole.library(model, before, form)
     if form is None or lib is None:
         learned = by_graph(slots, model, before, rows, config, depth, runtime.autocast(precision))
@@ -111,13 +111,13 @@ KNOWN = frozenset((
 there is a graph."""
 
 
-def lesson(config: Config, depth: Depth) -> Form | None:
+def lesson(config: Config, depth: Depth, training: bool = True) -> Form | None:
     """A micro-step as one program; None where it needs a graph."""
     train = config.train
     if whole.switched(train, KNOWN):
         return None
     judged = Lesson(depth.steps, train.batch, train.loss == "softmax", train.halting_weight)
-    return Form(depth.h_cycles, config.model.noise, training=True, lesson=judged)
+    return Form(depth.h_cycles, config.model.noise if training else 0.0, training, judged)
 
 
 def programmed(config: Config) -> bool:
@@ -148,11 +148,12 @@ def by_program(
     step = model.said(before, slots.inputs, States.of(made.states), made.logits, made.q, None)
     done = halted(step, step.carry.steps >= depth.steps, depth.steps, config)
     sums = dict(zip(whole.JUDGED, made.judged.sum(dim=1), strict=True))
-    told = ("answer_loss", "halt_loss", "continue_loss", *("norm_h", "norm_l")[: len(made.states)])
     halting_loss = config.train.halting_weight * (sums["halt_loss"] + sums["continue_loss"])
-    kept = {"loss": sums["answer_loss"] + halting_loss, **{name: sums[name] for name in told}}
+    kept = {"loss": sums["answer_loss"] + halting_loss}  # in the order of `by_graph`: ranks add up by place
+    kept |= {name: sums[name] for name in ("answer_loss", "halt_loss", "continue_loss")}
     if step.q_halt is not None:
         kept["q_halt"] = step.q_halt.sum()
+    kept |= {name: sums[name] for name in ("norm_h", "norm_l")[: len(made.states)]}
     if config.model.bound is not None:
         kept["ratio"] = sums["ratio"]
     exact, token = (made.judged[whole.JUDGED.index(name)] for name in ("exact", "token"))
