@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from ponder import checkpoint
-from ponder.base import cores
+from ponder.base import cores, native
 from ponder.base.errors import UserError
 from ponder.cli import main
 from ponder.training import launch
@@ -48,6 +48,21 @@ def test_a_short_training_starts_no_processes_and_a_large_table_has_one_copy(mon
     assert choose(config, None, Asked()) == Layout(2, 1)
     monkeypatch.setattr(launch, "TABLE", 1)
     assert choose(config, None, Asked()) == Layout(1, 2)
+
+
+@pytest.mark.usefixtures("two")
+def test_threads_share_a_program_and_processes_what_is_none() -> None:
+    width: dict[str, object] = {"width": 32, "heads": 2}
+    config = tiny(model=width, train={"batch": 64, "updates": LONG})
+    threads = Layout(2, 1) if native.library() is None else Layout(1, 2)
+    assert choose(config, None, Asked()) == threads
+    assert choose(config, None, Asked(processes=2)) == Layout(2, 1)
+    assert choose(config, None, Asked(), Layout(2, 1)) == Layout(2, 1), "goes on as it began"
+    with native.without():
+        assert choose(config, None, Asked()) == Layout(2, 1)
+    for graph in ({"winners": 2}, {"compile": "block"}, {"precision": "bfloat16"}):
+        other = tiny(model=width, train={"batch": 64, "updates": LONG, **graph})
+        assert choose(other, None, Asked()) == Layout(2, 1), graph
 
 
 @pytest.mark.usefixtures("two")
