@@ -39,13 +39,15 @@ from ponder.base.native import Library
 from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import ArraySource
-from ponder.model import cost, losses
+from ponder.model import cost, losses, whole
 from ponder.model.attention import Attention, Rotary
 from ponder.model.layers import compile_blocks
 from ponder.model.products import inner_width
 from ponder.model.reasoner import Carry, Reasoner
+from ponder.model.writer import Form, Lesson
 from ponder.training import loop as train
 from ponder.training.micro import Depth
+from ponder.training.optimisers import Weights
 from ponder.training.slots import slot_count
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "bench_model.json"
@@ -139,9 +141,20 @@ class Steps:
         self.labels = torch.randint(1, shape.vocab, (shape.batch, shape.tokens))
         self.rows = torch.zeros(shape.batch, shape.config.width).requires_grad_()
         self.carry: Carry = self.model.start(torch.arange(shape.batch))
+        self.flat: tuple[Reasoner, Weights] | None = None
 
     def training(self) -> None:
-        self.model.train()
+        """As a micro-step does it: by a program, or by a graph."""
+        config = self.model.train().config
+        form = Form(config.h_cycles, config.noise, True, Lesson(16, len(self.inputs), False, 0.5))
+        if lib := whole.library(self.model, self.carry, form):
+            if self.flat is None or self.flat[0] is not self.model:
+                self.flat = self.model, Weights(self.model)
+            weights = self.flat[1]
+            given = self.carry, self.inputs, self.rows, self.labels
+            whole.learn(lib, self.model, *given, form, weights.places, weights.grad)
+            weights.grad.zero_()
+            return
         step = self.model(self.carry, self.inputs, self.rows)
         target = None
         if step.q_continue is not None:

@@ -24,6 +24,9 @@ CACHE = 2**21
 """Bytes of a thread's memory: of these it uses a part at a time, which the processor has close at hand."""
 MOST = 32
 """Examples at a time: more gain nothing (docs/performance.md)."""
+ROWS, MANY_ROWS = 96, 1024
+"""Rows that products should have at a time: those of a block; and where the weights are larger than the cache, so many
+that fetching them is soon forgotten."""
 
 
 @dataclass(frozen=True)
@@ -214,11 +217,12 @@ class Program:
         native.in_parts(len(threads), examples, work)
 
 
-def written(write: Callable[[Tape], None]) -> Program:
-    """The program that `write` puts on a tape, for as many examples at a time as fit the cache."""
+def written(write: Callable[[Tape], None], rows: int) -> Program:
+    """The program that `write` puts on a tape, for as many examples of so many rows at a time as fit the cache, or as
+    products need."""
     tape = Tape(1)
     write(tape)
-    most = max(1, min(MOST, CACHE // max(1, tape.sizes[SCRATCH])))
-    tape = Tape(most)
+    wanted = ROWS if tape.sizes[PACKED] <= CACHE else MANY_ROWS
+    tape = Tape(min(MOST, max(CACHE // max(1, tape.sizes[SCRATCH]), -(-wanted // rows))))
     write(tape)
     return Program(tape)

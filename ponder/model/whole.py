@@ -98,7 +98,7 @@ def _step(model: "Reasoner", form: Form, layout: Mapping[str, int] | None = None
             else:
                 writer.lesson(writers[-1], form.lesson)
 
-        program = written(write)
+        program = written(write, model.length)
         parts = {
             f"{path}.{name}" if path else name: (module._parameters, name)
             for path, module in model.named_modules()

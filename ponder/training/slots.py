@@ -6,8 +6,10 @@ Slots are numbered over all ranks. What enters a slot at its r-th refill is a fu
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -17,7 +19,7 @@ from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.config.schema import TrainConfig
-from ponder.domains.contract import Bools, Domain, Ints, Source, Tokens
+from ponder.domains.contract import Batch, Bools, Domain, Ints, Source, Tokens
 from ponder.model import losses
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
@@ -40,7 +42,8 @@ class Slots:
     all answers that are right."""
     beside_of: Callable[[Tokens, int], Tokens] | None = None
     known: Bools | None = None
-    """The same on the host, once it has been read there: a device is not asked twice."""
+    """Which slots are done, on the host, once it has been read there: a device is not asked twice."""
+    ahead: "Ahead | None" = None
 
     def due(self, done: Tensor, logits: Tensor | None, train: TrainConfig) -> Tensor:
         """[slots, tokens] the labels of the step that came after those that were `done`, and gave these logits, which
@@ -72,6 +75,18 @@ class Slots:
         return each.argmin(dim=1) + self.states * torch.arange(len(each), device=losses.device)
 
 
+@dataclass(frozen=True)
+class Ahead:
+    """The examples that come into each slot next, made for many slots at a time: a few cost a domain nearly as much."""
+
+    first: Ints
+    """[slots] the refill that brings the first of them."""
+    held: dict[str, npt.NDArray[Any]]
+    """[slots, n, ...] inputs, labels, task_ids and beside."""
+
+
+MOST_AHEAD, ROOM_AHEAD = 8, 2**24
+"""Examples of each slot that are held, and bytes of them all."""
 RIGHT = 32
 """Right answers of a puzzle that training knows at the most."""
 
@@ -124,21 +139,44 @@ def slot_count(config: Config) -> int:
 
 def load_examples(slots: Slots, where: Ints, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
     """Put the examples that (slot, refill) name into the slots."""
-    index, epoch = rng.drawn(config.seed, len(source), slot_count(config), slots.ids[where], slots.refills[where])
+    needed = slots.refills + 1
+    needed[where] -= 1
+    if slots.ahead is None or (needed - slots.ahead.first >= _held(slots))[where].any():
+        slots.ahead = look_ahead(slots, needed, source, config, pool)
+    device, place = slots.inputs.device, (needed - slots.ahead.first)[where]
+    at = torch.from_numpy(where).to(device)
+    for name, value in slots.ahead.held.items():
+        getattr(slots, name)[at] = torch.from_numpy(value[where, place]).to(device, torch.int64)
+
+
+def _held(slots: Slots) -> int:
+    """Examples of each slot that are made at a time."""
+    tokens = slots.inputs[0].numel() * (2 + (0 if slots.beside is None else slots.beside.shape[1]))
+    return max(1, min(MOST_AHEAD, ROOM_AHEAD // (len(slots.ids) * tokens)))
+
+
+def look_ahead(slots: Slots, needed: Ints, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> Ahead:
+    """The next examples of every slot, from the refill on that it needs; half of those that are held may stay."""
+    count, before = _held(slots), slots.ahead
+    due = np.arange(len(needed)) if before is None else np.flatnonzero(2 * (needed - before.first) >= count)
+    refills = needed[due, None] + np.arange(count)
+    ids = np.broadcast_to(slots.ids[due, None], refills.shape)
+    index, epoch = rng.drawn(config.seed, len(source), slot_count(config), ids.ravel(), refills.ravel())
     if pool is None:
         batches = [source.fetch(index, epoch)]
     else:
-        pieces = min(config.train.data_workers, len(where))
+        pieces = min(config.train.data_workers, len(index))
         batches = list(pool.map(source.fetch, np.array_split(index, pieces), np.array_split(epoch, pieces)))
-    device = slots.inputs.device
-    at = torch.from_numpy(where).to(device)
-    for name in ("inputs", "labels", "task_ids"):
-        value = np.concatenate([getattr(batch, name) for batch in batches])
-        getattr(slots, name)[at] = torch.from_numpy(value).to(device, torch.int64)
+    made = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in Batch.__annotations__}
     if slots.beside is not None and slots.beside_of is not None:
-        inputs = np.concatenate([batch.inputs for batch in batches])
-        beside = slots.beside_of(inputs, slots.beside.shape[1])
-        slots.beside[at] = torch.from_numpy(beside).to(device, torch.int64)
+        made["beside"] = slots.beside_of(made["inputs"], slots.beside.shape[1])
+    new = {name: value.reshape(len(due), count, *value.shape[1:]) for name, value in made.items()}
+    if before is None:
+        return Ahead(needed.copy(), new)
+    before.first[due] = needed[due]
+    for name, value in new.items():
+        before.held[name][due] = value
+    return before
 
 
 def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
@@ -192,7 +230,7 @@ def saved_slots(slots: Slots) -> dict[str, Tensor]:
 def restore_slots(slots: Slots, saved: dict[str, Tensor], config: Config, source: Source) -> None:
     """The examples themselves are not saved: (slot, refill) names them."""
     device = slots.inputs.device
-    slots.refills = saved["refills"].numpy()
+    slots.refills, slots.ahead = saved["refills"].numpy(), None
     slots.done, slots.known = saved["done"].to(device), saved["done"].numpy()
     states = [saved[name].to(device) for name in "hl" if name in saved]
     if slots.states > 1:

@@ -80,7 +80,7 @@ def test_a_program_takes_as_many_examples_at_a_time_as_fit_the_cache(monkeypatch
     for cache, most in ((each - 1, 1), (each, 1), (4 * each + 1, 4), (1000 * each, 32)):
         monkeypatch.setattr("ponder.model.program.CACHE", cache)
         monkeypatch.setattr("ponder.model.program.MOST", 32)
-        program = written(write)
+        program = written(write, 1)
         assert program.most == most and program.sizes[SCRATCH] == each * most
 
 

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 
+from ponder.base import rng
 from ponder.base.errors import UserError
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config, resolve
 from ponder.data import Dataset, build
-from ponder.domains.contract import Tokens
+from ponder.domains.contract import Batch, Ints, Tokens
 from ponder.evaluation.records import Settings, picked_steps, run_batch
 from ponder.inference.engine import Checker, Engine, Full, Seen
 from ponder.model import losses
+from ponder.training import slots as slots_module
 from ponder.training.loop import gather_gradients, new_run
 from ponder.training.micro import Depth
 from ponder.training.state import Run
@@ -146,3 +148,34 @@ def test_domains_without_steps_are_refused() -> None:
     config = resolve("sudoku-mini", "ponder-rule")
     with pytest.raises(UserError, match="halting asked needs a domain whose puzzles ask for steps"):
         new_run(config, config.data.make(), CPU, torch.float32)
+
+
+@pytest.mark.parametrize(("most", "room"), [(1, 2**24), (3, 2**24), (8, 2**24), (8, 1)])
+def test_a_slot_gets_the_example_that_its_refill_names_however_many_are_made_ahead(
+    most: int, room: int, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in the epochs to come: 8 slots of a few steps each are through a small dataset soon."""
+    monkeypatch.setattr(slots_module, "MOST_AHEAD", most)
+    monkeypatch.setattr(slots_module, "ROOM_AHEAD", room)
+    config, source, calls = life(), dataset.source("train"), []
+    fresh = new_run(config, dataset.domain, CPU, torch.float32)
+    (slots,) = fresh.slots
+    kept = source.fetch
+
+    def fetch(index: Ints, epoch: Ints) -> Batch:
+        calls.append(len(index))
+        return kept(index, epoch)
+
+    monkeypatch.setattr(source, "fetch", fetch)
+    for _ in range(60):
+        gather_gradients(fresh, source, Depth(6, 1), None, CPU, "float32")
+        index, epoch = rng.drawn(config.seed, len(source), 8, slots.ids, slots.refills)
+        wanted = kept(index, epoch)
+        for name in ("inputs", "labels", "task_ids"):
+            assert (getattr(slots, name).numpy() == getattr(wanted, name)).all()
+        assert slots.beside is not None
+        assert (slots.beside.numpy() == dataset.domain.path(wanted.inputs, 6)).all()
+    each = most if room > 1 else 1
+    assert calls[0] == 8 * each and slots.refills.min() > 8
+    assert sum(calls) < 2 * (slots.refills + 1 + each).sum(), "half of what is held may be made again"
+    assert each == 1 or len(calls) < 40
