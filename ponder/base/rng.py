@@ -38,12 +38,24 @@ def _shift(x: Tensor, by: int) -> Tensor:
 
 def fold(key: Tensor, *values: Tensor | int) -> Tensor:
     """A new 64-bit key from a key and the values that tell it apart (splitmix64 finaliser per value)."""
+    lib = native.library() if type(key) is Tensor and key.is_cpu and key.is_contiguous() else None
     for value in values:
+        if lib is not None and (isinstance(value, int) or (type(value) is Tensor and value.shape == key.shape)):
+            key = _folded(lib, key, value)
+            continue
         x = key + _STEP + value * _M2 if isinstance(value, Tensor) else key + _signed(_STEP + value * _M2)
         x = (x ^ _shift(x, 30)) * _M1
         x = (x ^ _shift(x, 27)) * _M2
         key = x ^ _shift(x, 31)
     return key
+
+
+def _folded(lib: native.Library, key: Tensor, value: Tensor | int) -> Tensor:
+    """The same by our own kernel, in one call."""
+    out = torch.empty_like(key)
+    with_, more = (value.contiguous(), 0) if isinstance(value, Tensor) else (None, _signed(value))
+    lib("fold", 0, key.numel(), key, with_, more, out)
+    return out
 
 
 def slot_keys(seed: int, slots: Tensor, refills: Tensor) -> Tensor:

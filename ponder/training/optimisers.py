@@ -99,10 +99,12 @@ class PuzzleTable:
     def update(self, rows: Tensor, grads: Tensor, lr: float, t: int) -> None:
         """Gradients of one id are summed over the whole global batch before the sign is taken. A row may step again at
         the same t (`per_micro_step`): its average counts where it ends."""
-        # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would make
-        # the host wait for the number of ids.)
-        place = torch.searchsorted(rows.sort().values, rows)
-        total = torch.zeros_like(grads, dtype=torch.float32).index_add_(0, place, grads.float())[place]
+        total = grads.float()
+        if len(rows) > 1:
+            # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would
+            # make the host wait for the number of ids.)
+            place = torch.searchsorted(rows.sort().values, rows)
+            total = torch.zeros_like(total).index_add_(0, place, total)[place]
         old = self.value[rows]
         new = old * (1 - lr * self.config.weight_decay) - lr * total.sign()
         if self.ema is not None and self.config.ema is not None:
