@@ -35,16 +35,16 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from ponder.base import rng, runtime
-from ponder.base.native import Library
+from ponder.base.native import SIGNATURES, Library
 from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
 from ponder.domains.contract import ArraySource
-from ponder.model import cost, losses, whole
+from ponder.model import cost, losses, program, whole
 from ponder.model.attention import Attention, Rotary
 from ponder.model.layers import compile_blocks
 from ponder.model.products import inner_width
 from ponder.model.reasoner import Carry, Reasoner
-from ponder.model.writer import Form, Lesson
+from ponder.model.sublayers import Form, Lesson
 from ponder.training import loop as train
 from ponder.training.micro import Depth
 from ponder.training.optimisers import Weights
@@ -289,11 +289,15 @@ KERNELS = {
     "collect": "mixing",
     "spread": "mixing",
     "linear": "products",
+    "head": "products",
     "pack": "products",
     "norm": "norms",
     "update": "norms",
     "noise": "random numbers",
+    "keep_mask": "random numbers",
+    "fold": "random numbers",
     "answer_loss": "losses",
+    "judge": "losses",
     # Where our own kernels are not to be had
     "_ShortAttention": "mixing",
     "_Norm": "norms",
@@ -371,6 +375,7 @@ def profile_update(preset: str, model: str | None, changes: dict[str, Any], roun
         update()
     alone = min(timed(update) for _ in range(rounds))
     least: dict[tuple[str, int], float] = {}
+    in_programs = dict.fromkeys(SIGNATURES, math.inf)
     with ExitStack() as stack:
         stack.enter_context(named("random numbers", (rng, "normal"), (rng, "keep_mask"), (rng, "fold")))
         stack.enter_context(named("losses", (losses, "losses"), (losses, "continue_target")))
@@ -378,15 +383,23 @@ def profile_update(preset: str, model: str | None, changes: dict[str, Any], roun
         stack.enter_context(named("refill", (train, "refill")))
         stack.enter_context(kernels_by_name())
         for _ in range(rounds):
+            program.spent = torch.zeros(len(SIGNATURES), dtype=torch.int64)
             with profile(activities=[ProfilerActivity.CPU]) as seen:
                 update()
+            spent = zip(SIGNATURES, (program.spent / 1e6).tolist(), strict=True)
+            in_programs = {name: min(in_programs[name], ms) for name, ms in spent}
+            program.spent = None
             place = dict.fromkeys(PARTS, 0)
             for event in seen.events() or []:
+                if event.name == "play":  # which says itself what it did
+                    continue
                 part = _part(event)
                 at = part, place[part]
                 least[at] = min(least.get(at, math.inf), event.self_cpu_time_total / 1e3)
                 place[part] += 1
     out = {part: sum(time for (p, _), time in least.items() if p == part) for part in PARTS}
+    for name, ms in in_programs.items():
+        out[next((part for start, part in KERNELS.items() if name.startswith(start)), "the rest")] += ms
     return out | {"update": alone * 1e3, "at peak": made.at_peak(rounds) * 1e3}
 
 

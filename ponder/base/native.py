@@ -76,7 +76,7 @@ SIGNATURES = {
     "moved": "lllpppp",
     "sizes": "llllpp",
     "first_of": "llllpp",
-    "play": "lpppllll",
+    "play": "lpppllllp",
 }
 """Of every function: p for a pointer, l for a whole number, f for a number."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -182,12 +183,32 @@ def run_split(
     model: Reasoner, domain: Domain, source: Source, how: Settings, here: Runtime, progress: Progress = silent
 ) -> Records:
     """Evaluate a split, or as much of it as the settings say. Ranks share the work; each example counts once."""
+    return run_splits(model, domain, {"": source}, how, here, progress)[""]
+
+
+def run_splits(
+    model: Reasoner,
+    domain: Domain,
+    sources: Mapping[str, Source],
+    how: Settings,
+    here: Runtime,
+    progress: Progress = silent,
+) -> dict[str, Records]:
+    """The same of several splits, a batch of each at a time: a few examples of many splits are little to do one by
+    one."""
+    shared = [shares(chosen_examples(len(s), how.limit), how.batch, here, progress) for s in sources.values()]
+    parts: dict[str, list[Records]] = {name: [] for name in sources}
     with evaluating(model):
-        parts = [
-            run_batch(model, domain, source.fetch(index, np.zeros_like(index)), index, how)
-            for index in shares(chosen_examples(len(source), how.limit), how.batch, here, progress)
-        ]
-    return join([p for rank in here.gather_objects(parts) for p in rank])
+        for together in zip_longest(*shared):
+            here_now = {name: index for name, index in zip(sources, together, strict=True) if index is not None}
+            batches = [sources[name].fetch(index, np.zeros_like(index)) for name, index in here_now.items()]
+            whole = Batch(*(np.concatenate([getattr(b, field) for b in batches]) for field in Batch.__annotations__))
+            found = run_batch(model, domain, whole, np.concatenate([*here_now.values()]), how)
+            ends = np.cumsum([len(index) for index in here_now.values()])
+            for name, rows in zip(here_now, np.split(np.arange(found.n), ends[:-1]), strict=True):
+                parts[name].append(found.at(rows))
+    by_rank = here.gather_objects(parts)
+    return {name: join([part for rank in by_rank for part in rank[name]]) for name in sources}
 
 
 @contextmanager

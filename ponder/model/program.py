@@ -153,6 +153,9 @@ class Tape:
 
 # Playing --------------------------------------------------------------------------------------------------------------
 
+spent: Tensor | None = None
+"""Where nanoseconds of every function are added up while somebody measures (benchmarks/model.py), on one thread."""
+
 _ARGUMENT = np.dtype([("value", "<i8"), ("each", "<i8"), ("kind", "<i4"), ("base", "<i4")])
 
 
@@ -173,7 +176,7 @@ class _Calls:
     def play(self, lib: Library, arrays: npt.NDArray[np.int64], size: int, first: int, last: int, most: int) -> None:
         if len(self.functions):
             pointers = (self.functions.ctypes.data, self.arguments.ctypes.data, arrays.ctypes.data)
-            lib("play", len(self.functions), *pointers, size, first, last, most)
+            lib("play", len(self.functions), *pointers, size, first, last, most, spent)
 
 
 def _argument(given: Given, kind: str, arrays: Mapping[str, int]) -> tuple[int, int, int, int]:

@@ -18,7 +18,7 @@ from ponder.model.layers import Block, Context, LayerMasks
 from ponder.model.products import lecun_, linear, rms_norm
 from ponder.model.recurrence import Parts, States, Update, horizon, recur
 from ponder.model.relations import Links
-from ponder.model.writer import Form
+from ponder.model.sublayers import Form
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from ponder.model import kernels, writer
 from ponder.model.attention import SHORT
 from ponder.model.layers import Layer
 from ponder.model.program import EXTRA, GRADS, PACKED, Program, Tape, written
-from ponder.model.writer import Derived, Form, Writer
+from ponder.model.sublayers import Derived, Form
+from ponder.model.writer import Writer
 
 if TYPE_CHECKING:  # which imports this
     from ponder.model.reasoner import Carry, Reasoner
@@ -34,6 +35,10 @@ KNOWN = frozenset((
 ))
 # fmt: on
 """The switches of a model that are computed here, or seen by `covered`. Where another one is on, no program serves."""
+
+
+DEEP = 1000
+"""Layers that a step applies one after the other, of which a program still is no longer than it is worth."""
 
 
 # The programs of a model ----------------------------------------------------------------------------------------------
@@ -140,6 +145,7 @@ def covered(model: "Reasoner", form: Form) -> bool:
     assert isinstance(layer, Layer)
     inner, pair = layer.mlp.down.in_features, 2 * STEP
     fits = config.norm == "post" and not config.input_conv and config.width % STEP == inner % STEP == 0
+    fits &= form.cycles * (config.l_cycles * config.layers + config.layers_above) <= DEEP
     if config.mixer == "attention":
         fits &= model.length <= SHORT
     elif config.mixer == "mlp":

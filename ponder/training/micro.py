@@ -18,7 +18,7 @@ from ponder.config.resolve import Config
 from ponder.model import halting, losses, whole
 from ponder.model.reasoner import Carry, Reasoner, Step
 from ponder.model.recurrence import States
-from ponder.model.writer import Form, Lesson
+from ponder.model.sublayers import Form, Lesson
 from ponder.training.optimisers import Weights
 from ponder.training.slots import Slots
 

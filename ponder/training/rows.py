@@ -7,7 +7,7 @@ from ponder.base import native
 from ponder.base.runtime import Runtime, matmul_peak
 from ponder.config.resolve import Config
 from ponder.data import Dataset
-from ponder.evaluation.records import Settings, final_scores, run_split
+from ponder.evaluation.records import Settings, final_scores, run_splits
 from ponder.model import cost
 from ponder.training.optimisers import swapped
 from ponder.training.state import Run
@@ -75,7 +75,7 @@ def evaluation_row(
         with swapped(
             run.weights, run.model, *((value, table) if name == "ema" else (run.weights.value.clone(), run.model.table))
         ):
-            records = {s: run_split(run.model, dataset.domain, dataset.source(s), how, runtime) for s in splits}
+            records = run_splits(run.model, dataset.domain, {s: dataset.source(s) for s in splits}, how, runtime)
         row[name] = {split: final_scores(r) for split, r in records.items()}
         row["n"] = {split: r.n for split, r in records.items()}
     return row

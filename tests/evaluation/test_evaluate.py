@@ -16,6 +16,7 @@ from ponder.evaluation.records import (
     Judge,
     Settings,
     run_split,
+    run_splits,
 )
 from ponder.model.reasoner import Reasoner
 from tests.conftest import tiny
@@ -101,6 +102,22 @@ def test_another_batch_size_changes_nothing(dataset: Dataset) -> None:
     a, b = (run_split(model, dataset.domain, source, Settings(4, size), HERE) for size in (7, 300))
     agree_where_sure(a, b, told(model, batch.inputs, 4))
     assert a.exact.any()
+
+
+@pytest.mark.parametrize("batch", [3, 16, 1000])
+def test_splits_together_are_what_each_is_alone(batch: int, dataset: Dataset) -> None:
+    model = made_model(tiny()).eval()
+    sources = {name: dataset.source(name) for name in ("test", "val", "train")}
+    how = Settings(3, batch, limit=41)
+    together = run_splits(model, dataset.domain, sources, how, HERE)
+    assert [*together] == [*sources]
+    for name, source in sources.items():
+        alone = run_split(model, dataset.domain, source, how, HERE)
+        assert together[name].n == alone.n > 0
+        for column in ("index", "exact", "valid", "halts"):
+            assert (getattr(together[name], column) == getattr(alone, column)).all()
+        apart = np.abs(together[name].confidence - alone.confidence).max()
+        assert apart < alone.confidence.std() / 100, "rounding is far less than what tells examples apart"
 
 
 def test_evaluation_changes_nothing(dataset: Dataset) -> None:

@@ -178,7 +178,7 @@ def plays() -> Iterator[list[tuple[int, int, int]]]:
     found, call = list[tuple[int, int, int]](), Library.__call__
 
     def spy(self: Library, name: str, *values: Any) -> None:
-        if name == "play" and values[-4] > 0:  # memory of its own: not what is done before
+        if name == "play" and values[-5] > 0:  # memory of its own: not what is done before
             found.append(values[-3:])
         call(self, name, *values)
 
@@ -425,6 +425,9 @@ def played(model: Reasoner, b: Batch) -> bool:
 OTHERS: dict[str, Case] = {
     "norm before": Case({"norm": "pre"}),
     "convolution of the input": Case({"input_conv": True}),
+    "too deep": Case(
+        {"width": 16, "layers": 1, "h_cycles": whole.DEEP // 2 + 1, "h_horizon": 1, "l_cycles": 1, "l_horizon": 1}
+    ),
     "too long": Case({"width": 16, "layers": 1, "h_cycles": 1, "h_horizon": 1}, tokens=SHORT),
     "a width of no whole vectors": Case({"width": 24}),
     "inner width of no whole vectors": Case({"inner_multiple": 8, "expansion": 1.1, "width": 32}),

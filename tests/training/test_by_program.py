@@ -24,7 +24,7 @@ from ponder.model import whole
 from ponder.model.layers import Layer
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
-from ponder.model.writer import Form
+from ponder.model.sublayers import Form
 from ponder.training import micro
 from ponder.training.micro import Depth, Moment, micro_step
 from ponder.training.optimisers import Weights
