@@ -18,8 +18,19 @@ from torch import Tensor
 
 from ponder.base import native, rng
 from ponder.base.native import Argument
-from ponder.model import halting
-from ponder.model.program import EXTRA, PACKED, SCRATCH, Given, Place, Program, Tape, Times, Value, written
+from ponder.model import halting, program
+from ponder.model.program import (
+    EXTRA,
+    PACKED,
+    SCRATCH,
+    Given,
+    Place,
+    Program,
+    Tape,
+    Times,
+    Value,
+    written,
+)
 from ponder.model.reasoner import Carry, Step
 from ponder.model.recurrence import States
 from ponder.model.writer import Writer
@@ -72,6 +83,8 @@ def test_what_is_not_of_the_tape_is_not_given_out() -> None:
 
 
 def test_a_program_takes_as_many_examples_at_a_time_as_fit_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or as fill the rows of a product: more of them where the weights do not fit the cache."""
+
     def write(tape: Tape) -> None:
         for _ in range(3):
             tape.room(16)
@@ -80,8 +93,16 @@ def test_a_program_takes_as_many_examples_at_a_time_as_fit_the_cache(monkeypatch
     for cache, most in ((each - 1, 1), (each, 1), (4 * each + 1, 4), (1000 * each, 32)):
         monkeypatch.setattr("ponder.model.program.CACHE", cache)
         monkeypatch.setattr("ponder.model.program.MOST", 32)
-        program = written(write, 1)
-        assert program.most == most and program.sizes[SCRATCH] == each * most
+        made = written(write, program.ROWS)
+        assert made.most == most and made.sizes[SCRATCH] == each * most
+    monkeypatch.setattr("ponder.model.program.CACHE", each)
+    assert written(write, program.ROWS // 3).most == 3 and written(write, program.ROWS // 3 - 1).most == 4
+
+    def write_more(tape: Tape) -> None:
+        write(tape)
+        tape.held(PACKED, each)
+
+    assert written(write_more, program.MANY_ROWS // 8).most == 8 and written(write_more, 1).most == 32
 
 
 # Expressions ----------------------------------------------------------------------------------------------------------

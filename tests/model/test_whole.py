@@ -179,7 +179,7 @@ def plays() -> Iterator[list[tuple[int, int, int]]]:
 
     def spy(self: Library, name: str, *values: Any) -> None:
         if name == "play" and values[-5] > 0:  # memory of its own: not what is done before
-            found.append(values[-3:])
+            found.append(values[-4:-1])
         call(self, name, *values)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -229,7 +229,7 @@ def agrees_with_the_graph(model: Reasoner, b: Batch, **more: Any) -> None:
     assert called == []
     with spied() as called:
         found = steps_of(model, b, **more)
-    assert set(called) == {"play"}
+    assert set(called) - {"fold"} == {"play"}
     agree([t for step in found for t in said(step)], expected, within)
     assert [whole_numbers(step) for step in found] == [whole_numbers(step) for step in plain]
 
@@ -294,7 +294,7 @@ def test_answers_are_those_of_the_definition_in_float64(name: str) -> None:
         within = limits(run, tensors(model))
     with spied() as called:
         agree(run(), expected, within)
-    assert set(called) == {"play"}
+    assert set(called) - {"fold"} == {"play"}
 
 
 # Examples and threads -------------------------------------------------------------------------------------------------
@@ -639,7 +639,7 @@ def test_weights_are_those_of_the_moment(name: str, change: Callable[[Reasoner],
     )
     with spied() as called:
         after = answered(model, b)
-    assert set(called) == {"play"} or change in (turned, other_parts)
+    assert set(called) - {"fold"} == {"play"} or change in (turned, other_parts)
     assert not same_bits(before, after)
     assert same_bits(after, answered(other, b))
 

@@ -146,7 +146,7 @@ def agrees_with_the_graph(given: Class, depth: Depth | None = None) -> None:
     assert called == []
     with spied() as called:
         found = run()
-    assert set(called) == {"play"}
+    assert set(called) - {"fold"} == {"play"}
     assert set(found.moment.sums) == set(expected.moment.sums)
     agree(found.numbers, expected.numbers, within)
     assert found.decided == expected.decided
@@ -332,7 +332,7 @@ def test_gradients_are_those_of_the_definition_in_float64(case: Case, loss: str)
         within = limits(run, tensors(given.model))
     with spied() as called:
         agree(run(), truth, within)
-    assert set(called) == {"play"}
+    assert set(called) - {"fold"} == {"play"}
 
 
 @pytest.mark.parametrize("name", ["every stabiliser", "full horizons", "one state"])
