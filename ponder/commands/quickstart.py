@@ -62,7 +62,7 @@ def main(args: Sequence[str]) -> None:
     console.print(f"\n{end}\n")
     console.print(
         "[bold]Next[/]\n"
-        "  ponder train sudoku-6x6-mini               a harder board, a minute or two\n"
+        "  ponder train sudoku-6x6-mini               a harder board, a minute\n"
         "  ponder train sudoku-mini --model trm       the same puzzles, another published recipe\n"
         "  ponder train sudoku-mini --model.gate false --out runs/no-gate     change one factor\n"
         "  ponder data show maze-mini --split test    look at another domain\n"
