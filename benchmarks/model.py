@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from ponder.base import rng, runtime
+from ponder.base import native, rng, runtime
 from ponder.base.native import SIGNATURES, Library
 from ponder.config.resolve import resolve
 from ponder.config.schema import ModelConfig
@@ -109,7 +109,7 @@ def useful_flops(shape: Shape, training: bool) -> float:
 
 
 class Peak:
-    """The linear layers' products, one after the other."""
+    """The linear layers' products, one after the other: what one thread does, for every thread there is."""
 
     def __init__(self, shape: Shape) -> None:
         rows, width = shape.batch * shape.length, shape.config.width
@@ -120,15 +120,16 @@ class Peak:
         self.best = [float("inf")] * len(self.products)
 
     def measure(self) -> None:
-        for i, ways in enumerate(self.products):
-            for product in 4 * ways:
-                began = _now()
-                product()
-                self.best[i] = min(self.best[i], _now() - began)
+        with native.threads_to_ourselves(1):
+            for i, ways in enumerate(self.products):
+                for product in 4 * ways:
+                    began = _now()
+                    product()
+                    self.best[i] = min(self.best[i], _now() - began)
 
     @property
     def rate(self) -> float:
-        return self.flops / sum(self.best)
+        return torch.get_num_threads() * self.flops / sum(self.best)
 
 
 class Steps:

@@ -170,8 +170,13 @@ class _Calls:
     def of(calls: list[tuple[str, tuple[Given, ...]]], arrays: Mapping[str, int]) -> "_Calls":
         rows = [_argument(g, k, arrays) for name, given in calls for g, k in zip(given, SIGNATURES[name], strict=True)]
         numbers = {name: number for number, name in enumerate(SIGNATURES)}
-        functions = np.array([(numbers[name], len(given)) for name, given in calls], np.int32)
+        functions = np.array([(numbers[name], len(given)) for name, given in calls], np.int32).reshape(-1, 2)
         return _Calls(functions, np.array(rows, _ARGUMENT))
+
+    def part(self, first: int, last: int) -> "_Calls":
+        """Some of them."""
+        ends = np.concatenate(([0], self.functions[:, 1].cumsum()))
+        return _Calls(self.functions[first:last], self.arguments[ends[first] : ends[last]])
 
     def play(self, lib: Library, arrays: npt.NDArray[np.int64], size: int, first: int, last: int, most: int) -> None:
         if len(self.functions):
@@ -208,7 +213,11 @@ class Program:
         """For all examples, in as many parts as there are `threads`, each with arrays of its own. Where an array is
         missing, no call may need it."""
         common = np.array([arrays[n].data_ptr() if n in arrays else 0 for n in self.arrays], np.int64)
-        self.once.play(lib, common, 0, 0, 1, 1)
+        # Large weights are packed by all threads: no call needs what another one did
+        packers = len(threads) if self.sizes[PACKED] > CACHE else 1
+        native.in_parts(
+            packers, len(self.once.functions), lambda a, b, _: self.once.part(a, b).play(lib, common, 0, 0, 1, 1)
+        )
         places = [common.copy() for _ in threads]
         for place, own in zip(places, threads, strict=True):
             for name, tensor in own.items():
