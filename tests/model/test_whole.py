@@ -335,6 +335,25 @@ def test_threads_that_share_examples_come_to_the_same(name: str) -> None:
             assert sorted(i for first, last, _ in played for i in range(first, last)) == sorted([*range(7)] * 2)
 
 
+def test_threads_that_share_the_packing_of_large_weights_come_to_the_same() -> None:
+    case = CASES["every stabiliser"]
+    model, b = case.model().train(), case.puzzles(7)
+    with at_a_time(2), threads(1):
+        alone = answered(model, b)
+    packed: list[int] = []
+    with at_a_time(2), threads(3), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ponder.model.program.CACHE", 1)
+        call = Library.__call__
+
+        def spy(self: Library, name: str, *values: Any) -> None:
+            packed.extend([values[0]] if name == "play" and values[-5] == 0 else [])
+            call(self, name, *values)
+
+        patch.setattr(Library, "__call__", spy)
+        assert same_bits(answered(model, b), alone)
+    assert len(packed) == 3 * 2 and min(packed) > 0, "one thread packed them all"
+
+
 POISON = Place(FIXED[0])
 
 
