@@ -71,6 +71,20 @@ class _Masks:
     ffn: Place
 
 
+@dataclass(eq=False)
+class _Gated:
+    """A gated MLP on the tape, as its backward pass needs it."""
+
+    x: Place
+    rows: int
+    mlp: SwiGLU
+    y: Place
+    masked: Place | None
+    dropped: Place | None
+    scale: Place | None
+    kept: Place | None
+
+
 class Sublayers:
     """Puts the parts of a layer on a tape, and knows where their weights and gradients are."""
 
@@ -203,12 +217,12 @@ class Sublayers:
         x: Place,
         rows: int,
         mlp: SwiGLU,
-        masked: Place | None,
-        dropped: Place | None,
         y: Place,
-        scale: Place | None,
-    ) -> Place | None:
-        """The gated MLP of so many rows of each example; joined where there is a scale to keep. What it kept."""
+        masked: Place | None = None,
+        dropped: Place | None = None,
+        scale: Place | None = None,
+    ) -> _Gated:
+        """The gated MLP of so many rows of each example; joined where there is a scale to keep."""
         tape, (both, down) = self.tape, (mlp.up.weight, mlp.down.weight)
         (double, inn), out = both.shape, len(down)
         inner, taps = double // 2, self._taps(mlp)
@@ -216,32 +230,18 @@ class Sublayers:
         weights = self.packed(self.weight(both), double, inn, halves=2), self.packed(self.weight(down), out, inner)
         given = (x, *weights, self.length, taps and taps[0], masked, dropped, int(scale is not None), kept, y, scale)
         tape("swiglu_forward", 0, Times(rows), inn, inner, out, *given)
-        return kept
+        return _Gated(x, rows, mlp, y, masked, dropped, scale, kept)
 
-    def mlp_back(
-        self,
-        x: Place,
-        rows: int,
-        mlp: SwiGLU,
-        masked: Place | None,
-        dropped: Place | None,
-        y: Place | None,
-        scale: Place | None,
-        kept: Place | None,
-        d: Place,
-        d_x: Place,
-    ) -> None:
-        tape, (both, down) = self.tape, (mlp.up.weight, mlp.down.weight)
+    def mlp_back(self, made: _Gated, d: Place, d_x: Place) -> None:
+        tape, (both, down) = self.tape, (made.mlp.up.weight, made.mlp.down.weight)
         (double, inn), out = both.shape, len(down)
-        inner, taps = double // 2, self._taps(mlp)
-        weights = (
-            self.packed(self.weight(both), double, inn, back=True),
-            self.packed(self.weight(down), out, inner, back=True),
-        )
-        given = (self.length, taps and taps[0], masked, dropped, int(scale is not None), kept, y, scale, d)
+        inner, taps = double // 2, self._taps(made.mlp)
+        weights = [self.packed(self.weight(w), len(w), w.shape[1], back=True) for w in (both, down)]
+        masks, joined = (made.masked, made.dropped), (int(made.scale is not None), made.kept, made.y, made.scale)
+        given = (made.x, *weights, self.length, taps and taps[0], *masks, *joined, d)
         found = (d_x, self.grad(both), self.grad(down), taps and taps[1])
-        tape("swiglu_backward", 0, Times(rows), inn, inner, out, x, *weights, *given, *found)
-        tape.release(kept, rows * double)
+        tape("swiglu_backward", 0, Times(made.rows), inn, inner, out, *given, *found)
+        tape.release(made.kept, made.rows * double)
 
     def _taps(self, mlp: SwiGLU) -> tuple[Place, Place] | None:
         if mlp.conv is None:
@@ -267,11 +267,11 @@ class Sublayers:
         tape, mixed = self.tape, self._mixed(x, layer, masks)
         y, scale = tape.made(self.floats), tape.room(self.length)
         masked, dropped = (masks.middle, masks.ffn) if masks else (None, None)
-        kept = self.mlp(mixed.place, self.length, layer.mlp, masked, dropped, y.place, scale)
+        made = self.mlp(mixed.place, self.length, layer.mlp, y.place, masked, dropped, scale)
 
         def backward(d: Place) -> bool:
             d_x = tape.room(self.floats)
-            self.mlp_back(mixed.place, self.length, layer.mlp, masked, dropped, y.place, scale, kept, d, d_x)
+            self.mlp_back(made, d, d_x)
             tape.release(scale, self.length)
             tape.give(mixed, d_x)
             return False
@@ -424,7 +424,7 @@ class Sublayers:
         heard, answers = rooms(), rooms()
         collect(x.place, "gather", by, heard)
         each = zip(parts(heard), parts(answers), rows, kinds, strict=False)
-        kept = [self.mlp(part, n, mlp, None, None, answer, None) for part, answer, n, mlp in each]
+        made = [self.mlp(part, n, mlp, answer) for part, answer, n, mlp in each]
         y, scale = tape.made(self.floats), tape.room(self.length)
         spread(x.place, "tell", answers, dropped, (board.tell.value, 1.0, 1.0), y.place, scale)
         released(answers)
@@ -437,9 +437,8 @@ class Sublayers:
             collect(d_told, "tell_back", (board.tell.value, 1.0, 1.0), d_answers)
             if dropped is not None:
                 tape.release(d_told, self.floats)
-            each = zip(parts(heard), parts(d_answers), parts(d_heard), rows, kinds, kept, strict=False)
-            for part, d_answer, d_part, n, mlp, held in each:
-                self.mlp_back(part, n, mlp, None, None, None, None, held, d_answer, d_part)
+            for one, d_answer, d_part in zip(made, parts(d_answers), parts(d_heard), strict=False):
+                self.mlp_back(one, d_answer, d_part)
             spread(d_joint, "gather_back", d_heard, None, by, d_x, None)
             for places in (d_answers, d_heard, heard):
                 released(places)

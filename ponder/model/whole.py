@@ -194,10 +194,16 @@ def _symbols(model: "Reasoner", tokens: Tensor, batch: int) -> Tensor:
 def _inputs(model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
     batch, width = len(carry.key), model.config.width
     inputs = _symbols(model, inputs, batch)
-    if rows.shape != (batch, width):
-        raise RuntimeError(f"rows of shape {tuple(rows.shape)}: ({batch}, {width}) are wanted")
+    for name, tensor, wanted in (
+        ("rows", rows, (batch, width)),
+        ("steps", carry.steps, (batch,)),
+        *(("states", z, (batch, model.length, width)) for z in carry.states.held),
+    ):
+        if tensor.shape != wanted:
+            raise RuntimeError(f"{name} of shape {tuple(tensor.shape)}: {wanted} are wanted")
     ids = inputs if model.symbols is None else model.symbols.roles(inputs)
-    out = {"ids": ids, "rows": rows.detach(), "key": carry.key, "steps": carry.steps}
+    numbers = {"key": carry.key.to(torch.int64), "steps": carry.steps.to(torch.int64)}
+    out = {"ids": ids, "rows": rows.detach().float(), **numbers}
     out |= dict(zip("hl", carry.states.held, strict=False))
     if model.asked is not None:
         out["asked"] = model.asked(inputs)

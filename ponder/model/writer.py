@@ -259,7 +259,7 @@ def _gate_back(d: Tensor, weight: Tensor, bias: Tensor) -> None:
     bias.add_(d[-1:])
 
 
-# What a program does -----
+# What a program does --------------------------------------------------------------------------------------------------
 
 
 def _carried(writer: Writer) -> list[Value]:
@@ -296,19 +296,8 @@ def lesson(writer: Writer, judged: Lesson) -> None:
     labels = Place("labels", 0, 8 * tokens)
     logits.grad = tape.room(logits.floats)
     by = 1 / judged.batch
-    tape(
-        "answer_loss",
-        0,
-        ALL,
-        tokens,
-        vocab,
-        logits.place,
-        labels,
-        int(judged.softmax),
-        by,
-        _each("answer_loss"),
-        logits.grad,
-    )
+    given = (tokens, vocab, logits, labels, int(judged.softmax), by)
+    tape("answer_loss", 0, ALL, *given, _each("answer_loss"), logits.grad)
     if q is not None:
         q.grad = tape.room(2)
     seen = (logits, labels, q, following, writer.steps, judged.budget)
