@@ -148,7 +148,7 @@ class Steps:
         """As a micro-step does it: by a program, or by a graph."""
         config = self.model.train().config
         form = Form(config.h_cycles, config.noise, True, Lesson(16, len(self.inputs), False, 0.5))
-        if lib := whole.library(self.model, self.carry, form):
+        if lib := whole.library(self.model, self.carry.states.held, self.carry.key, form):
             if self.flat is None or self.flat[0] is not self.model:
                 self.flat = self.model, Weights(self.model)
             weights = self.flat[1]

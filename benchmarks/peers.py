@@ -176,15 +176,15 @@ def main() -> None:
     )
     parser.add_argument("--nano-python", type=Path, help="the Python of an environment that has what it needs")
     parser.add_argument("--nano-seconds", type=float, default=120.0, help="at most so long")
+    parser.add_argument("--nano-look", type=int, metavar="UPDATES", help="look at held-out puzzles then, and end")
     parser.add_argument("--data-dir", type=Path, default=Path("data"))
     parser.add_argument("--save", action="store_true", help=f"write {RESULT.name}")
     args = parser.parse_args()
     if args.nano_trm is not None:
         if args.nano_python is None:
             parser.error("--nano-trm needs --nano-python: it has dependencies of its own")
-        learned = nano.run(
-            args.nano_trm.resolve(), args.nano_python.absolute(), args.nano_seconds, args.data_dir.resolve()
-        )
+        where = args.nano_trm.resolve(), args.nano_python.absolute()
+        learned = nano.run(*where, args.nano_seconds, args.nano_look, args.data_dir.resolve())
         print(f"nano-trm, 4x4: {asdict(learned)}", flush=True)
         if args.save:
             said = json.loads(RESULT.read_text(encoding="utf-8"))

@@ -898,14 +898,20 @@ void answer_loss(long first, long last, long tokens, long vocab, const float *lo
 
 /* A whole ACT step: what lies between its layers ---------------------------------------------------------------------- */
 
-/* out[b]: the key that key[b] and a number make, `more` than with[b], as rng.fold has it. */
+/* The key that a key and a number make, as rng.fold has it. */
+INLINE int64_t folded(int64_t key, int64_t value) {
+    uint64_t x = (uint64_t)key + 0x9e3779b97f4a7c15u + (uint64_t)value * 0x94d049bb133111ebu;
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return (int64_t)(x ^ x >> 31);
+}
+
+/* A number in [0, 1) for a key, as rng.uniform has it. */
+INLINE float uniform(int64_t key) { return (float)((uint64_t)folded(key, 0) >> 40) * 0x1p-24f; }
+
+/* out[b]: the key that key[b] and a number make, `more` than with[b]. */
 void fold(long first, long last, const int64_t *key, const int64_t *with, long more, int64_t *out) {
-    for (long b = first; b < last; b++) {
-        uint64_t x = (uint64_t)key[b] + 0x9e3779b97f4a7c15u + (uint64_t)(more + (with ? with[b] : 0)) * 0x94d049bb133111ebu;
-        x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
-        x = (x ^ x >> 27) * 0x94d049bb133111ebu;
-        out[b] = (int64_t)(x ^ x >> 31);
-    }
+    for (long b = first; b < last; b++) out[b] = folded(key[b], more + (with ? with[b] : 0));
 }
 
 /* x [examples, prefix + tokens, width]: the row of an example, zeros in the rest of the prefix, and the table's rows of its
@@ -1117,30 +1123,69 @@ void judge(long first, long last, long tokens, long vocab, const float *logits, 
     }
 }
 
+/* Which examples are done after this step: those that have all the steps that were asked for, or whose halting logit is above
+   0, or above the one for going on (`both`); not before a random minimum length, for a share of all steps (`explore`); at the
+   latest at the budget. What the log adds up: the loss; of those that are done, whether they are right, the share of right
+   labels and the steps. */
+void settle(long first, long last, const float *q, long both, const int64_t *asked, const int64_t *key, const int64_t *steps,
+            long budget, float explore, long use, long use_length, const float *answer_loss, const float *halt,
+            const float *going_on, float weight, const float *exact, const float *token, float *loss, float *finished,
+            float *right, float *share, float *taken, float *q_halt) {
+    for (long b = first; b < last; b++) {
+        long now = steps[b] + 1;
+        int over = asked ? now >= asked[b] : q && q[b * 2] > (both ? q[b * 2 + 1] : 0.0f);
+        if (explore > 0) {
+            int64_t drawn = folded(key[b], now);
+            long least = 2 + (long)(uniform(folded(drawn, use_length)) * (float)(budget - 1));
+            over &= !(now < least && (explore >= 1 || uniform(folded(drawn, use)) < explore));
+        }
+        float done = over || now >= budget;
+        loss[b] = answer_loss[b] + weight * (halt[b] + going_on[b]);
+        finished[b] = done;
+        right[b] = exact[b] * done;
+        share[b] = token[b] * done;
+        taken[b] = (float)now * done;
+        if (q) q_halt[b] = q[b * 2];
+    }
+}
+
+/* One more step of each. */
+void count_on(long first, long last, int64_t *steps) {
+    for (long b = first; b < last; b++) steps[b]++;
+}
+
 /* What logits [tokens, vocab] say: the likeliest symbols, how likely they are (the mean of the logarithms, by softmax), and
-   the mean negative logarithm of what stablemax divides by. */
+   the mean negative logarithm of what stablemax divides by. The latter two where they are asked for. */
 void read_out(long first, long last, long tokens, long vocab, const float *logits, int64_t *answers, float *sure,
               float *energy) {
-    long wide = (vocab + V - 1) / V * V;
-    float *row = room(wide);
+    long wide = (vocab + V - 1) / V * V, padded = (tokens + V - 1) / V * V;
+    float *row = room(wide + 2 * padded), *soft = row + wide, *stable = soft + padded;
+    for (long i = 0; i < wide; i++) row[i] = -INFINITY;
+    for (long i = 0; i < 2 * padded; i++) soft[i] = 1.0f;
     for (long b = first; b < last; b++) {
-        float by_softmax = 0, by_stablemax = 0;
-        for (long t = b * tokens; t < (b + 1) * tokens; t++) {
-            for (long i = 0; i < wide; i++) row[i] = i < vocab ? logits[t * vocab + i] : -INFINITY;
-            long best = likeliest(row, vocab);
-            vf soft = {0}, stable = {0};
+        for (long t = 0; t < tokens; t++) {
+            const float *from = logits + (b * tokens + t) * vocab;
+            for (long i = 0; i < vocab; i++) row[i] = from[i];
+            long best = answers[b * tokens + t] = likeliest(from, vocab);
+            vf by_softmax = {0}, by_stablemax = {0};
             for (long i = 0; i < wide; i += V) {
                 vf x = load(row + i), above = larger((vf){0}, x);
                 vi there = ((vi)COUNTED + (int32_t)i < (vi){0} + (int32_t)vocab);
-                soft += pick(there, exponential(x - row[best]), (vf){0});
-                stable += pick(there, (all(1.0f) + above) / (all(1.0f) - (x - above)), (vf){0});
+                if (sure) by_softmax += pick(there, exponential(x - row[best]), (vf){0});
+                if (energy) by_stablemax += pick(there, (all(1.0f) + above) / (all(1.0f) - (x - above)), (vf){0});
             }
-            answers[t] = best;
-            by_softmax -= logf(total(soft));
-            by_stablemax -= logf(total(stable));
+            if (sure) soft[t] = total(by_softmax);
+            if (energy) stable[t] = total(by_stablemax);
         }
-        sure[b] = by_softmax / (float)tokens;
-        energy[b] = by_stablemax / (float)tokens;
+        for (int which = 0; which < 2; which++) {
+            float *out = which ? energy : sure, *from = which ? stable : soft;
+            vf logs = {0};
+            for (long t = 0; out && t < padded; t += V) {
+                vf x = load(from + t);
+                logs += pick(x < all(INFINITY), logarithm(x), x); /* what is no number stays so */
+            }
+            if (out) out[b] = -total(logs) / (float)tokens;
+        }
     }
 }
 
@@ -1179,6 +1224,84 @@ void first_of(long first, long last, long positions, long n, const float *rows, 
     }
 }
 
+/* Updates of weights -------------------------------------------------------------------------------------------------- */
+
+/* The angle of (x, y), x not negative: between -pi / 2 and pi / 2, 0 for (0, 0). */
+INLINE vf angle(vf y, vf x) {
+    vf high = (vf)((vi)y & 0x7fffffff);
+    vi steep = high > x;
+    vf over = pick(steep, x, high), under = pick(steep, high, x);
+    vf a = over / pick(under > (vf){0}, under, under + all(1.0f)), z = a * a;
+    vf p = all(-1.7539301392e-3f);
+    p = p * z + all(1.0726944059e-2f);
+    p = p * z + all(-3.0804597271e-2f);
+    p = p * z + all(5.7552102357e-2f);
+    p = p * z + all(-8.3773154824e-2f);
+    p = p * z + all(1.0942030682e-1f);
+    p = p * z + all(-1.4261933109e-1f);
+    p = p * z + all(1.9998266042e-1f);
+    p = p * z + all(-3.3333283642e-1f);
+    p = p * z * a + a;
+    p = pick(steep, all(1.57079632679f) - p, p);
+    return (vf)((vi)p | ((vi)y & (int32_t)0x80000000));
+}
+
+struct rates {
+    float by_m, beta2, by_v, by_root, by_first, step, keep, by_average;
+};
+
+INLINE void adam(const float *grad, float *m, float *v, float *w, float *average, vi decayed, struct rates r) {
+    vf g = load(grad), mean = load(m), square = load(v) * r.beta2 + g * g * r.by_v, value = load(w);
+    mean += (g - mean) * r.by_m;
+    value *= pick(decayed, all(r.keep), all(1.0f));
+    value -= angle(mean * r.by_first, root(square * r.by_root)) * r.step;
+    store(m, mean);
+    store(v, square);
+    store(w, value);
+    if (average) store(average, load(average) + (value - load(average)) * r.by_average);
+}
+
+/* Adam-atan2 of the weights first to last, the `decayed` first of all with decay, and their average, if there is one. */
+void adam_atan2(long first, long last, long decayed, float by_m, float beta2, float by_v, float by_root, float by_first,
+                float step, float keep, float by_average, const float *grad, float *m, float *v, float *w, float *average) {
+    struct rates r = {by_m, beta2, by_v, by_root, by_first, step, keep, by_average};
+    long i = first;
+    for (; i + V <= last; i += V)
+        adam(grad + i, m + i, v + i, w + i, average ? average + i : 0, (vi)COUNTED < (vi){0} + (int32_t)(decayed - i), r);
+    size_t rest = (size_t)(last - i) * 4;
+    if (!rest) return;
+    float some[5][V] = {{0}}, *all_of[] = {m + i, v + i, w + i, average ? average + i : some[3]};
+    memcpy(some[4], grad + i, rest);
+    for (int n = 0; n < 4; n++) memcpy(some[n], all_of[n], rest);
+    adam(some[4], some[0], some[1], some[2], some[3], (vi)COUNTED < (vi){0} + (int32_t)(decayed - i), r);
+    for (int n = 0; n < 4; n++) memcpy(all_of[n], some[n], rest);
+}
+
+/* Rows of a table that examples used, one step each by the sign of the sum of their gradients, and their averages. first_of[i]:
+   the first example with the row of example i; grads are added up in its place. seen: the update up to which a row's average
+   is right. A row may step again at the same t. */
+void sign_step(long count, long width, const int64_t *rows, const int64_t *first_of, float *grads, float *value, float step,
+               float keep, float *average, float ema, float by_average, int64_t *seen, long t) {
+    for (long i = 0; i < count; i++)
+        for (long j = 0; first_of[i] != i && j < width; j++) grads[first_of[i] * width + j] += grads[i * width + j];
+    for (long i = 0; i < count; i++) {
+        if (first_of[i] != i) continue;
+        long at = rows[i] * width, again = average && seen[rows[i]] == t;
+        float rest = average ? powf(ema, (float)(t - 1 - seen[rows[i]])) : 0;
+        for (long j = 0; j < width; j++) {
+            float g = grads[i * width + j], old = value[at + j];
+            float now = old * keep - step * (g > 0 ? 1.0f : g < 0 ? -1.0f : g); /* what is no number stays so */
+            if (average && again) average[at + j] += by_average * (now - old);
+            if (average && !again) {
+                float settled = old + rest * (average[at + j] - old);
+                average[at + j] = settled + by_average * (now - settled);
+            }
+            value[at + j] = now;
+        }
+        if (average) seen[rows[i]] = t;
+    }
+}
+
 /* Programs ------------------------------------------------------------------------------------------------------------ */
 
 /* What a call is given: a whole number, `each` more for every example that is done (kind 0); a float, as its bits (1); a
@@ -1189,9 +1312,11 @@ struct argument {
 };
 
 /* Calls one after the other for the examples first to last, `most` at a time: calls[c] has a function's number and how many
-   arguments it has. Array 0 is memory of this thread's own, of `size` bytes. `spent`, if any: nanoseconds of each function. */
-void play(long count, const int32_t (*calls)[2], const struct argument *arguments, char *const *arrays, long size, long first,
-          long last, long most, int64_t *spent) {
+   arguments it has. So many `turns` are taken with them, in which arrays begin `onward` bytes later each time; the calls before
+   `body` belong to the first turn only. Array 0 is memory of this thread's own, of `size` bytes. `spent`, if any: nanoseconds
+   of each function. */
+void play(long count, const int32_t (*calls)[2], const struct argument *arguments, char *const *arrays, const int64_t *onward,
+          long size, long body, long turns, long first, long last, long most, int64_t *spent) {
     static __thread char *held;
     static __thread long holds;
     if (size > holds) {
@@ -1200,28 +1325,34 @@ void play(long count, const int32_t (*calls)[2], const struct argument *argument
         held = aligned_alloc(4096, (size_t)holds);
         if (!held) abort();
     }
+    const struct argument *of_body = arguments;
+    for (long c = 0; c < body; c++) of_body += calls[c][1];
     for (long at = first; at < last; at += most) {
         long examples = last - at < most ? last - at : most;
-        const struct argument *a = arguments;
-        for (long c = 0; c < count; c++) {
-            union {
-                long l;
-                float f;
-                void *p;
-            } v[24];
-            for (long j = 0; j < calls[c][1]; j++, a++)
-                if (a->kind == 0)
-                    v[j].l = a->value + a->each * examples;
-                else if (a->kind == 1)
-                    memcpy(&v[j].f, &a->value, 4);
-                else
-                    v[j].p = a->kind == 3 ? 0 : (a->base ? arrays[a->base] : held) + a->value + a->each * at;
-            struct timespec began, ended;
-            if (spent) clock_gettime(CLOCK_MONOTONIC, &began);
-            switch (calls[c][0]) { CALLS }
-            if (!spent) continue;
-            clock_gettime(CLOCK_MONOTONIC, &ended);
-            spent[calls[c][0]] += (ended.tv_sec - began.tv_sec) * 1000000000 + ended.tv_nsec - began.tv_nsec;
+        for (long turn = 0; turn < turns; turn++) {
+            const struct argument *a = turn ? of_body : arguments;
+            for (long c = turn ? body : 0; c < count; c++) {
+                union {
+                    long l;
+                    float f;
+                    void *p;
+                } v[24];
+                for (long j = 0; j < calls[c][1]; j++, a++)
+                    if (a->kind == 0)
+                        v[j].l = a->value + a->each * examples;
+                    else if (a->kind == 1)
+                        memcpy(&v[j].f, &a->value, 4);
+                    else if (a->kind == 3)
+                        v[j].p = 0;
+                    else
+                        v[j].p = (a->base ? arrays[a->base] + turn * onward[a->base] : held) + a->value + a->each * at;
+                struct timespec began, ended;
+                if (spent) clock_gettime(CLOCK_MONOTONIC, &began);
+                switch (calls[c][0]) { CALLS }
+                if (!spent) continue;
+                clock_gettime(CLOCK_MONOTONIC, &ended);
+                spent[calls[c][0]] += (ended.tv_sec - began.tv_sec) * 1000000000 + ended.tv_nsec - began.tv_nsec;
+            }
         }
     }
 }

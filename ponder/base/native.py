@@ -72,11 +72,15 @@ SIGNATURES = {
     "halting_forward": "llllpppp",
     "halting_backward": "llllpppppp",
     "judge": "llllppppplfppppp",
+    "settle": "llplppplfllpppfpppppppp",
+    "count_on": "llp",
     "read_out": "llllpppp",
     "moved": "lllpppp",
     "sizes": "llllpp",
     "first_of": "llllpp",
-    "play": "lpppllllp",
+    "adam_atan2": "lllffffffffppppp",
+    "sign_step": "llppppffpffpl",
+    "play": "lppppllllllp",
 }
 """Of every function: p for a pointer, l for a whole number, f for a number."""
 

@@ -27,7 +27,6 @@ from ponder.domains.arc.votes import Predictions, VoteScore, score_votes
 from ponder.domains.contract import Bools, Domain, Ints, Json, Progress, Source, Tokens, silent
 from ponder.evaluation.records import Records, Settings, evaluating, join, run_batch, run_split, shares
 from ponder.evaluation.schema import ArcScore, PassAt, PassesAtStep, PassesByVotes, Share, VoteCounts
-from ponder.inference.engine import Seen
 from ponder.model.reasoner import Reasoner
 
 KS = (1, 2)
@@ -81,14 +80,14 @@ def predict(
     parts = []
     with evaluating(model):
         for index in shares(chosen_votes(source, how.limit), how.batch, here, progress):
-            batch, seen = source.fetch(index, np.zeros_like(index)), list[Seen]()
+            batch = source.fetch(index, np.zeros_like(index))
             if blank:
                 batch = replace(batch, task_ids=np.zeros_like(batch.task_ids))
-            records = run_batch(model, domain, batch, index, how, seen.append)
-            answers = {step: seen[step - 1].answers for step in kept}
-            parts.append(
-                Predicted(index, batch.inputs, answers, {step: seen[step - 1].confidence for step in kept}, records)
+            records, seen = run_batch(model, domain, batch, index, how)
+            answers, confidence = (
+                {step: each[step - 1] for step in kept} for each in (seen.answers, seen.confidence)
             )
+            parts.append(Predicted(index, batch.inputs, answers, confidence, records))
     every = [part for rank in here.gather_objects(parts) for part in rank]
     index = np.concatenate([part.index for part in every])
     order = np.argsort(index, kind="stable")

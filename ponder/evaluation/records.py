@@ -1,6 +1,6 @@
 """Honest scores: every forced ACT step of every example, kept as records from which any metric can be had later."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -29,7 +29,7 @@ from ponder.evaluation.schema import (
     SplitSummary,
     Within,
 )
-from ponder.inference.engine import Engine, Full, Seen
+from ponder.inference.engine import Forced, forced
 from ponder.model.reasoner import Reasoner
 
 VERSION = 2
@@ -134,27 +134,16 @@ class Settings:
     precision: str = "float32"
 
 
-def run_batch(
-    model: Reasoner,
-    domain: Domain,
-    batch: Batch,
-    index: Ints,
-    how: Settings,
-    watch: Callable[[Seen], None] = lambda seen: None,
-) -> Records:
-    """All forced steps of one batch, judged; `watch` sees each step too."""
-    judge, rows = Judge(domain, batch.inputs, batch.labels), []
-
-    def judged(seen: Seen) -> None:
-        # Where a puzzle asks for so many steps, what the model says before the last of them answers another question.
-        early = (model.config.halting == "asked") & ~seen.halts
-        rows.append((*judge(seen.answers), np.where(early, -np.inf, seen.confidence), seen.halts))
-        watch(seen)
-
-    engine = Engine(model, domain, len(index), Full(), how.steps, precision=how.precision)
-    engine.run(batch.inputs, batch.task_ids, example_keys(index), watch=judged)
-    columns = zip(*rows, strict=True)
-    return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)})
+def run_batch(model: Reasoner, domain: Domain, batch: Batch, index: Ints, how: Settings) -> tuple[Records, Forced]:
+    """All forced steps of one batch, judged, and what they were."""
+    keys = example_keys(index)
+    seen = forced(model, domain, batch.inputs, batch.task_ids, keys, how.steps, how.precision)
+    judge = Judge(domain, batch.inputs, batch.labels)
+    exact, valid, token = zip(*(judge(answers) for answers in seen.answers), strict=True)
+    # Where a puzzle asks for so many steps, what the model says before the last of them answers another question.
+    early = (model.config.halting == "asked") & ~seen.halts
+    columns = (exact, valid, token, np.where(early, -np.inf, seen.confidence).astype(np.float32), seen.halts)
+    return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)}), seen
 
 
 def example_keys(index: Ints) -> Ints:
@@ -203,7 +192,7 @@ def run_splits(
             here_now = {name: index for name, index in zip(sources, together, strict=True) if index is not None}
             batches = [sources[name].fetch(index, np.zeros_like(index)) for name, index in here_now.items()]
             whole = Batch(*(np.concatenate([getattr(b, field) for b in batches]) for field in Batch.__annotations__))
-            found = run_batch(model, domain, whole, np.concatenate([*here_now.values()]), how)
+            found, _ = run_batch(model, domain, whole, np.concatenate([*here_now.values()]), how)
             ends = np.cumsum([len(index) for index in here_now.values()])
             for name, rows in zip(here_now, np.split(np.arange(found.n), ends[:-1]), strict=True):
                 parts[name].append(found.at(rows))

@@ -18,9 +18,10 @@ from ponder.base.errors import UserError, at_least
 from ponder.base.runtime import Runtime, carry_dtype
 from ponder.domains.contract import Bools, Domain, Ints, Tokens
 from ponder.inference.tries import Floats
-from ponder.model import halting
+from ponder.model import halting, whole
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
+from ponder.model.sublayers import Form
 
 SLOTS = 128
 """Enough puzzles at a time to keep a CPU's matrix products busy."""
@@ -372,6 +373,41 @@ class Engine:
             self.batch = None
         elif not kept.all():
             self.batch = self.batch.take(np.flatnonzero(kept))
+
+
+@dataclass(frozen=True)
+class Forced:
+    """What puzzles came to at each step, where all take the same number of them."""
+
+    answers: Tokens
+    """[steps, puzzles, tokens]"""
+    confidence: Floats
+    """[steps, puzzles], as in `Seen`, like the next."""
+    halts: Bools
+
+
+@torch.no_grad()
+def forced(
+    model: Reasoner, domain: Domain, inputs: Tokens, task_ids: Ints, keys: Ints, steps: int, precision: str = "float32"
+) -> Forced:
+    """All steps of all puzzles, halting off: by one program where there is one, else by an engine."""
+    form, device = Form(model.config.h_cycles, 0.0, model.training), model.table.device
+    steps = steps if model.config.states else 1  # the same at every step
+    x, key = (torch.from_numpy(each).to(device, torch.int64) for each in (inputs, keys))
+    lib = whole.library(model, (), key, form) if precision == "float32" else None
+    if lib is None:
+        seen: list[Seen] = []
+        engine = Engine(model, domain, len(inputs), Full(), steps, precision=precision)
+        engine.run(inputs, task_ids, keys, watch=seen.append)
+        return Forced(*(np.stack([getattr(each, name) for each in seen]) for name in ("answers", "confidence", "halts")))
+    found = whole.examine(lib, model, key, x, model.table[torch.from_numpy(task_ids)], form, steps)
+    answers = found.answers.to(torch.uint8).numpy()
+    done = torch.arange(1, steps + 1)[:, None]
+    over = None if model.asked is None else done >= model.asked(x)
+    q_halt, q_continue = (None, None) if found.q is None else found.q.unbind(dim=-1)
+    q_continue = q_continue if model.config.halting == "halt+continue" else None
+    stops = halting.stops(over, q_halt, q_continue, found.sure)
+    return Forced(answers, halting.confident(found.sure).numpy(), stops.numpy())
 
 
 @torch.no_grad()

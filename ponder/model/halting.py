@@ -14,11 +14,16 @@ from ponder.model.reasoner import Carry, Step
 def halts(step: Step) -> Tensor:
     """[B] where the halting head would stop: halting beats going on, or is likelier than not where the model has no
     logit for going on. Without a head: where the puzzle asks for no more steps, or nowhere."""
-    if step.over is not None:
-        return step.over
-    if step.q_halt is None:
-        return torch.zeros(len(step.logits), dtype=torch.bool, device=step.logits.device)
-    return step.q_halt > (0 if step.q_continue is None else step.q_continue)
+    return stops(step.over, step.q_halt, step.q_continue, step.logits[:, 0, 0])
+
+
+def stops(over: Tensor | None, q_halt: Tensor | None, q_continue: Tensor | None, shaped: Tensor) -> Tensor:
+    """The same from what it depends on; `shaped` like the result."""
+    if over is not None:
+        return over
+    if q_halt is None:
+        return torch.zeros_like(shaped, dtype=torch.bool)
+    return q_halt > (0 if q_continue is None else q_continue)
 
 
 @dataclass(frozen=True)
@@ -35,14 +40,17 @@ class Read:
 
 def read(step: Step) -> Read:
     if lib := kernels.served(step.logits):
-        answers, sure, energy = kernels.read_out(lib, step.logits)
+        answers, likely, energy = kernels.read_out(lib, step.logits)
     else:
         logits = step.logits.float()
         answers, energy = logits.argmax(dim=-1), -log_partition(logits).mean(dim=-1)
-        sure = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).mean(dim=-1)
-    if step.q_halt is not None:
-        sure = step.q_halt.float()
-    return Read(answers, torch.where(sure.isnan(), -torch.inf, sure), energy)  # a diverged model is never confident
+        likely = (logits.amax(dim=-1) - logits.logsumexp(dim=-1)).mean(dim=-1)
+    return Read(answers, confident(likely if step.q_halt is None else step.q_halt.float()), energy)
+
+
+def confident(sure: Tensor) -> Tensor:
+    """A diverged model never is."""
+    return torch.where(sure.isnan(), -torch.inf, sure)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ that compute it and, where gradients are wanted, remembers how to add those of i
 """
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -71,6 +71,8 @@ class Tape:
         self.calls: list[tuple[str, tuple[Given, ...]]] = []
         self.once: list[tuple[str, tuple[Given, ...]]] = []
         """What is done before, for all examples: weights are packed."""
+        self.body = 0
+        """The calls before this one belong to the first turn only, where a program is played in turns."""
         self.learning = False
         """Whether operations from here on have a backward pass."""
         self.sizes = {SCRATCH: 0, PACKED: 0, EXTRA: 0}
@@ -178,10 +180,12 @@ class _Calls:
         ends = np.concatenate(([0], self.functions[:, 1].cumsum()))
         return _Calls(self.functions[first:last], self.arguments[ends[first] : ends[last]])
 
-    def play(self, lib: Library, arrays: npt.NDArray[np.int64], size: int, first: int, last: int, most: int) -> None:
+    def play(self, lib: Library, places: npt.NDArray[np.int64], onward: npt.NDArray[np.int64], *how: int) -> None:
+        """`places`: where the arrays are; `onward`: by how many bytes each moves on from turn to turn; `how`: as C has
+        it from `size` to `most`."""
         if len(self.functions):
-            pointers = (self.functions.ctypes.data, self.arguments.ctypes.data, arrays.ctypes.data)
-            lib("play", len(self.functions), *pointers, size, first, last, most, spent)
+            given = (each.ctypes.data for each in (self.functions, self.arguments, places, onward))
+            lib("play", len(self.functions), *given, *how, spent)
 
 
 def _argument(given: Given, kind: str, arrays: Mapping[str, int]) -> tuple[int, int, int, int]:
@@ -205,26 +209,35 @@ class Program:
         self.arrays = list(dict.fromkeys((*FIXED, *(place.array for place in given))))
         numbers = {name: i for i, name in enumerate(self.arrays)}
         self.once, self.calls = _Calls.of(tape.once, numbers), _Calls.of(tape.calls, numbers)
-        self.most, self.sizes = tape.most, tape.sizes
+        self.most, self.sizes, self.body = tape.most, tape.sizes, tape.body
 
     def play(
-        self, lib: Library, examples: int, arrays: Mapping[str, Tensor], threads: list[Mapping[str, Tensor]]
+        self,
+        lib: Library,
+        examples: int,
+        arrays: Mapping[str, Tensor],
+        threads: list[Mapping[str, Tensor]],
+        turns: int = 1,
+        by_turn: Collection[str] = (),
     ) -> None:
         """For all examples, in as many parts as there are `threads`, each with arrays of its own. Where an array is
-        missing, no call may need it."""
+        missing, no call may need it. The arrays `by_turn` are stacks with a part for each turn."""
         common = np.array([arrays[n].data_ptr() if n in arrays else 0 for n in self.arrays], np.int64)
+        sizes = (arrays[n][0].numel() * arrays[n].element_size() if n in by_turn else 0 for n in self.arrays)
+        onward = np.array([*sizes], np.int64)
         # Large weights are packed by all threads: no call needs what another one did
-        packers = len(threads) if self.sizes[PACKED] > CACHE else 1
+        packers, one = len(threads) if self.sizes[PACKED] > CACHE else 1, (0, 0, 1, 0, 1, 1)
         native.in_parts(
-            packers, len(self.once.functions), lambda a, b, _: self.once.part(a, b).play(lib, common, 0, 0, 1, 1)
+            packers, len(self.once.functions), lambda a, b, _: self.once.part(a, b).play(lib, common, onward, *one)
         )
-        places = [common.copy() for _ in threads]
-        for place, own in zip(places, threads, strict=True):
-            for name, tensor in own.items():
-                place[self.arrays.index(name)] = tensor.data_ptr()
+        own = [common.copy() for _ in threads]
+        for places, tensors in zip(own, threads, strict=True):
+            for name, tensor in tensors.items():
+                places[self.arrays.index(name)] = tensor.data_ptr()
+        size, body, most = self.sizes[SCRATCH], self.body, self.most
 
         def work(first: int, last: int, part: int) -> None:
-            self.calls.play(lib, places[part], self.sizes[SCRATCH], first, last, self.most)
+            self.calls.play(lib, own[part], onward, size, body, turns, first, last, most)
 
         native.in_parts(len(threads), examples, work)
 

@@ -172,11 +172,12 @@ class Reasoner(nn.Module):
         made = (self._fresh(n, key, dtype).contiguous() for n in range(self.config.states))
         return Carry(States.of(made), torch.zeros_like(key), key)
 
-    def reset(self, carry: Carry, slots: Tensor, key: Tensor) -> Carry:
-        """These slots start over with the given keys; the others stay as they are."""
-        held = enumerate(carry.states.held)
-        states = States.of(old.index_copy(0, slots, self._fresh(n, key, old.dtype)) for n, old in held)
-        return Carry(states, carry.steps.index_fill(0, slots, 0), carry.key.index_copy(0, slots, key))
+    def reset(self, carry: Carry, slots: Tensor, key: Tensor) -> None:
+        """These slots start over with the given keys, in place."""
+        for n, old in enumerate(carry.states.held):
+            old.index_copy_(0, slots, self._fresh(n, key, old.dtype))
+        carry.steps.index_fill_(0, slots, 0)
+        carry.key.index_copy_(0, slots, key)
 
     def _fresh(self, n: int, key: Tensor, dtype: torch.dtype) -> Tensor:
         """[B, length, width] where z_H (0) or z_L (1) starts: the same for all, or what an example's key draws."""
@@ -204,7 +205,7 @@ class Reasoner(nn.Module):
         config = self.config
         eta = noise if noise is not None else config.noise if self.training else 0.0
         form = Form(h_cycles or config.h_cycles, eta, self.training)
-        if not torch.is_grad_enabled() and (lib := whole.library(self, carry, form)):
+        if not torch.is_grad_enabled() and (lib := whole.library(self, carry.states.held, carry.key, form)):
             made = whole.answer(lib, self, carry, inputs, rows, form)
             return self.said(carry, inputs, States.of(made.states), made.logits, made.q, made.ratio)
         x = self.embedded(inputs, rows)

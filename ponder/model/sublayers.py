@@ -47,6 +47,8 @@ class Lesson(NamedTuple):
     """Examples of the update."""
     softmax: bool
     halting_weight: float
+    explore: float = 0.0
+    """The share of steps before which a random minimum length holds."""
 
 
 @dataclass(frozen=True)

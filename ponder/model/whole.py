@@ -4,15 +4,16 @@ Whatever is not covered (see `covered`) is computed layer by layer, and so is ev
 where somebody looks on by a hook, and where another backward pass is wanted than that of a lesson.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from pydantic import BaseModel
-from torch import Tensor, nn
+from torch import Tensor
 
 from ponder.base import native
 from ponder.base.native import STEP, Library
@@ -21,7 +22,7 @@ from ponder.model.attention import SHORT
 from ponder.model.layers import Layer
 from ponder.model.program import EXTRA, GRADS, PACKED, Program, Tape, written
 from ponder.model.sublayers import Derived, Form
-from ponder.model.writer import Writer
+from ponder.model.writer import SAID, Writer
 
 if TYPE_CHECKING:  # which imports this
     from ponder.model.reasoner import Carry, Reasoner
@@ -51,8 +52,10 @@ class _Step:
     program: Program
     derived: dict[str, Derived]
     constants: dict[str, Tensor]
-    parameters: dict[str, tuple[dict[str, nn.Parameter | None], str]]
-    """Of each name, the dictionary that a module keeps it in, and its name there."""
+    parameters: dict[str, tuple[Mapping[str, Tensor | None], str]]
+    """Of each name, the dictionary that a module keeps it in, and its name there. Buffers too."""
+    said: list[str]
+    """What a lesson says of every example, in alphabetical order."""
 
     def arrays(self) -> dict[str, Tensor]:
         out = dict(self.constants)
@@ -77,7 +80,7 @@ class _Known:
         self.hooks = [h for m in modules[1:] for h in (m._forward_hooks, m._forward_pre_hooks, m._backward_hooks)]
         """Of its parts: where somebody looks on, the parts are called one by one."""
         self.covered: dict[Form, bool] = {}
-        self.steps: dict[tuple[Form, bool], _Step] = {}
+        self.steps: dict[tuple[Form, str], _Step] = {}
 
 
 _models: "WeakKeyDictionary[Reasoner, _Known]" = WeakKeyDictionary()
@@ -90,28 +93,29 @@ def _known(model: "Reasoner") -> _Known:
     return known
 
 
-def _step(model: "Reasoner", form: Form, layout: Mapping[str, int] | None = None) -> _Step:
-    """`layout`: where in the flat gradient each parameter begins, the same each time."""
-    known, key = _known(model).steps, (form, layout is None)
+def _step(
+    model: "Reasoner", form: Form, kind: str, write: Callable[[Writer], None], layout: Mapping[str, int] | None = None
+) -> _Step:
+    """`layout`: where in the flat gradient each parameter begins, the same each time. `library` was asked before."""
+    known, key = _models[model].steps, (form, kind)
     if key not in known:
         writers: list[Writer] = []
 
-        def write(tape: Tape) -> None:
+        def written_by(tape: Tape) -> None:
             writers.append(Writer(tape, model, form, layout))
-            if form.lesson is None:
-                writer.answer(writers[-1])
-            else:
-                writer.lesson(writers[-1], form.lesson)
+            write(writers[-1])
 
-        program = written(write, model.length)
-        parts = {
-            f"{path}.{name}" if path else name: (module._parameters, name)
+        program = written(written_by, model.length)
+        parts: dict[str, tuple[Mapping[str, Tensor | None], str]] = {
+            f"{path}.{name}" if path else name: (held, name)
             for path, module in model.named_modules()
-            for name in module._parameters
+            for held in (module._parameters, module._buffers)
+            for name in held
         }
         needed = {*program.arrays, *(of for each in writers[-1].derived.values() for of in each.of)}
         parameters = {name: part for name, part in parts.items() if name in needed}
-        known[key] = _Step(program, writers[-1].derived, writers[-1].constants, parameters)
+        said = sorted(name.removeprefix(SAID) for name in program.arrays if name.startswith(SAID))
+        known[key] = _Step(program, writers[-1].derived, writers[-1].constants, parameters, said)
     return known[key]
 
 
@@ -124,7 +128,6 @@ class Made:
 
     states: list[Tensor]
     logits: Tensor
-    """Of no tokens after a lesson."""
     q: Tensor | None
     """[B, 2]"""
     ratio: Tensor | None
@@ -132,10 +135,29 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Taught(Made):
-    judged: Tensor
-    """[JUDGED, B]"""
+class Taught:
+    """What a lesson came to; gradients of parameters are where they belong."""
+
+    states: list[Tensor]
+    names: list[str]
+    said: Tensor
+    """[names, B] what is said of every example."""
     d_rows: Tensor
+
+    def of(self, name: str) -> Tensor:
+        return self.said[self.names.index(name)]
+
+
+@dataclass(frozen=True)
+class Examined:
+    """The answers of so many steps."""
+
+    answers: Tensor
+    """[steps, B, tokens]"""
+    sure: Tensor
+    """[steps, B] the halting logit, or else the mean log-probability of an answer's tokens."""
+    q: Tensor | None
+    """[steps, B, 2]"""
 
 
 def covered(model: "Reasoner", form: Form) -> bool:
@@ -163,16 +185,20 @@ def covered(model: "Reasoner", form: Form) -> bool:
     return fits and not switched(config, KNOWN)
 
 
-def switched(config: BaseModel, known: Collection[str]) -> list[str]:
+def switched(config: BaseModel, known: frozenset[str]) -> list[str]:
     """The settings that are not known and not at their defaults."""
-    fields = type(config).model_fields
-    return [name for name, field in fields.items() if name not in known and getattr(config, name) != field.default]
+    return [name for name, default in _unknown(type(config), known) if getattr(config, name) != default]
 
 
-def library(model: "Reasoner", carry: "Carry", form: Form) -> Library | None:
+@cache
+def _unknown(kind: type[BaseModel], known: frozenset[str]) -> list[tuple[str, Any]]:
+    return [(name, field.default) for name, field in kind.model_fields.items() if name not in known]
+
+
+def library(model: "Reasoner", states: Sequence[Tensor], key: Tensor, form: Form) -> Library | None:
     """The kernels, where this can be played by them."""
-    lib = kernels.served(*carry.states.held, model.embed, rows=(model.config.width,))
-    if lib is None or len(carry.key) == 0 or (model.update is not None and model.update.exact):
+    lib = kernels.served(*states, model.embed, rows=(model.config.width,))
+    if lib is None or len(key) == 0 or (model.update is not None and model.update.exact):
         return None
     known = _known(model)
     if form not in known.covered:
@@ -191,26 +217,32 @@ def _symbols(model: "Reasoner", tokens: Tensor, batch: int) -> Tensor:
     return tokens.to(torch.int64).contiguous()
 
 
-def _inputs(model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
-    batch, width = len(carry.key), model.config.width
+def _inputs(
+    model: "Reasoner", states: Sequence[Tensor], steps: Tensor, key: Tensor, inputs: Tensor, rows: Tensor
+) -> dict[str, Tensor]:
+    batch, width = len(key), model.config.width
     inputs = _symbols(model, inputs, batch)
     for name, tensor, wanted in (
         ("rows", rows, (batch, width)),
-        ("steps", carry.steps, (batch,)),
-        *(("states", z, (batch, model.length, width)) for z in carry.states.held),
+        ("steps", steps, (batch,)),
+        *(("states", z, (batch, model.length, width)) for z in states),
     ):
         if tensor.shape != wanted:
             raise RuntimeError(f"{name} of shape {tuple(tensor.shape)}: {wanted} are wanted")
     ids = inputs if model.symbols is None else model.symbols.roles(inputs)
-    numbers = {"key": carry.key.to(torch.int64), "steps": carry.steps.to(torch.int64)}
+    numbers = {"key": key.to(torch.int64), "steps": steps.to(torch.int64)}
     out = {"ids": ids, "rows": rows.detach().float(), **numbers}
-    out |= dict(zip("hl", carry.states.held, strict=False))
+    out |= dict(zip("hl", states, strict=False))
     if model.asked is not None:
         out["asked"] = model.asked(inputs)
     if model.config.key_mask:
         hidden = F.pad(inputs == 0, (model.config.prefix, 0), value=False)
         out["bias"] = torch.zeros(hidden.shape).masked_fill_(hidden, -torch.inf)
     return {name: tensor.contiguous() for name, tensor in out.items()}
+
+
+def _given(model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor) -> dict[str, Tensor]:
+    return _inputs(model, carry.states.held, carry.steps, carry.key, inputs, rows)
 
 
 def _outputs(model: "Reasoner", batch: int) -> dict[str, Tensor]:
@@ -227,19 +259,33 @@ def _threads(model: "Reasoner", batch: int, cycles: int) -> int:
 
 def answer(lib: Library, model: "Reasoner", carry: "Carry", inputs: Tensor, rows: Tensor, form: Form) -> Made:
     """One ACT step of every example."""
-    step, batch = _step(model, form), len(inputs)
+    step, batch = _step(model, form, "answer", writer.answer), len(inputs)
     made = _outputs(model, batch) | {"logits": torch.empty(batch, model.tokens, model.vocab)}
     bounded = model.update is not None and model.update.tau is not None
     if bounded:
         made["ratio"] = torch.empty(batch, model.length, 1)
-    arrays = step.arrays() | _inputs(model, carry, inputs, rows) | made
+    arrays = step.arrays() | _given(model, carry, inputs, rows) | made
     step.program.play(lib, batch, arrays, [{}] * _threads(model, batch, form.cycles))
     states = [made[name] for name in ("new_h", "new_l") if name in made]
     return Made(states, made["logits"], made.get("q"), made.get("ratio"))
 
 
-JUDGED = ("answer_loss", "halt_loss", "continue_loss", "exact", "token", "norm_h", "norm_l", "ratio")
-"""What is said of every example of a lesson; zeros where there is no such thing."""
+def examine(
+    lib: Library, model: "Reasoner", key: Tensor, inputs: Tensor, rows: Tensor, form: Form, steps: int
+) -> Examined:
+    """So many ACT steps of every example, from the start. What they lead to stays in the cache: a few examples take all
+    their steps before the next few begin."""
+    step, batch = _step(model, form, "examination", writer.examination), len(inputs)
+    headless = model.q_head is None
+    made = {"answers": torch.empty(steps, batch, model.tokens, dtype=torch.int64)}
+    made |= {"sure": torch.empty(steps, batch)} if headless else {"q": torch.empty(steps, batch, 2)}
+    start = [] if model.config.init == "fixed" else model.start(key).states.held
+    arrays = step.arrays() | _inputs(model, start, torch.zeros_like(key), key, inputs, rows) | made
+    threads, size = _threads(model, batch, form.cycles), step.program.most * model.length * model.config.width
+    names = [name for name in ("held h", "held l") if name in step.program.arrays]
+    own = [{name: torch.empty(size) for name in names} for _ in range(threads)]
+    step.program.play(lib, batch, arrays, own, steps, by_turn=made.keys())
+    return Examined(made["answers"], made["sure"] if headless else made["q"][..., 0], made.get("q"))
 
 
 def learn(
@@ -253,11 +299,15 @@ def learn(
     layout: Mapping[str, int],
     grads: Tensor,
 ) -> Taught:
-    """The same with its losses. Gradients of parameters are added to `grads`, in which each has its place."""
-    step, batch = _step(model, form, layout), len(inputs)
+    """One ACT step of every example and its losses. Gradients of parameters are added to `grads`, in which each has its
+    place."""
+    judged = form.lesson
+    assert judged is not None
+    step, batch = _step(model, form, "lesson", lambda w: writer.lesson(w, judged), layout), len(inputs)
     made = _outputs(model, batch) | {"d_rows": torch.empty(batch, model.config.width)}
-    judged = torch.zeros(len(JUDGED), batch)
-    arrays = step.arrays() | _inputs(model, carry, inputs, rows) | made | dict(zip(JUDGED, judged, strict=True))
+    said = torch.empty(len(step.said), batch)
+    arrays = step.arrays() | _given(model, carry, inputs, rows) | made
+    arrays |= {SAID + name: row for name, row in zip(step.said, said, strict=True)}
     arrays["labels"] = _symbols(model, labels, batch)
     parts = _threads(model, batch, form.cycles)
     extra = torch.zeros(parts, step.program.sizes[EXTRA] // 4)
@@ -271,4 +321,4 @@ def learn(
             of = [grads[layout[name] :][: arrays[name].numel()].view_as(arrays[name]) for name in each.of]
             each.back(whole[each.place.offset // 4 :][: each.size], *of)
     states = [made[name] for name in ("new_h", "new_l") if name in made]
-    return Taught(states, torch.empty(batch, 0), made.get("q"), None, judged, made["d_rows"])
+    return Taught(states, step.said, said, made["d_rows"])

@@ -267,6 +267,10 @@ def _carried(writer: Writer) -> list[Value]:
     return [Value(Place(name, 0, 4 * writer.floats), writer.floats) for name in names]
 
 
+SAID = "said: "
+"""The beginning of the names of arrays that hold a number for each example of a lesson, which the log adds up."""
+
+
 def answer(writer: Writer) -> None:
     made = writer.step(_carried(writer), 0, learning=False)
     writer.halting(made.out, Place("q", 0, 8))
@@ -277,6 +281,28 @@ def answer(writer: Writer) -> None:
         writer.tape("first_of", 0, Times(writer.length), 1, 4, made.rows, to)
 
 
+def examination(writer: Writer) -> None:
+    """In turns: each takes all examples one ACT step on, from where they start, and reads the answer off."""
+    tape, model, config, shape = writer.tape, writer.model, writer.config, (writer.length, writer.width)
+    tokens, vocab, names = model.tokens, model.vocab, ("h", "l")[: config.states]
+    held = [Value(Place(f"held {name}"), writer.floats) for name in names]
+    for name, old, z in zip(names, _carried(writer), held, strict=True):
+        if config.init == "fixed":
+            start = writer.weight(getattr(model, f"init_{name}"))
+            tape("begin", 0, ALL, *shape, writer.steps, start, None, z.place)
+        else:
+            tape("pass_on", 0, ALL, *shape, old.place, None, 0, z.place)
+    tape.body = len(tape.calls)
+    made = writer.step(held, 0, learning=False)
+    q = writer.halting(made.out, Place("q", 0, 8))
+    logits = writer.logits(made.out, None)
+    sure = _each("sure") if q is None else None
+    tape("read_out", 0, ALL, tokens, vocab, logits, Place("answers", 0, 8 * tokens), sure, None)
+    for new, old in zip(made.states, held, strict=True):
+        tape("pass_on", 0, ALL, *shape, new.place, None, 0, old.place)
+    tape("count_on", 0, ALL, writer.steps)
+
+
 def lesson(writer: Writer, judged: Lesson) -> None:
     tape, model, config = writer.tape, writer.model, writer.config
     tokens, vocab = model.tokens, model.vocab
@@ -285,9 +311,9 @@ def lesson(writer: Writer, judged: Lesson) -> None:
     logits = writer.logits(made.out, None)
     states = writer.written_out(made)
     for name, z in zip(("norm_h", "norm_l"), made.states, strict=False):
-        tape("sizes", 0, ALL, writer.length, writer.width, z.place, _each(name))
+        tape("sizes", 0, ALL, writer.length, writer.width, z.place, _each(SAID + name))
     if made.rows is not None and config.bound is not None:
-        tape("first_of", 0, ALL, writer.length, 4, made.rows, _each("ratio"))
+        tape("first_of", 0, ALL, writer.length, 4, made.rows, _each(SAID + "ratio"))
     following = None
     if config.halting == "halt+continue":
         after = writer.step(states, 1, learning=False)
@@ -297,12 +323,21 @@ def lesson(writer: Writer, judged: Lesson) -> None:
     logits.grad = tape.room(logits.floats)
     by = 1 / judged.batch
     given = (tokens, vocab, logits, labels, int(judged.softmax), by)
-    tape("answer_loss", 0, ALL, *given, _each("answer_loss"), logits.grad)
+    answer_loss, halt_loss, continue_loss = (_each(SAID + name) for name in ("answer_loss", "halt_loss", "continue_loss"))
+    tape("answer_loss", 0, ALL, *given, answer_loss, logits.grad)
     if q is not None:
         q.grad = tape.room(2)
     seen = (logits, labels, q, following, writer.steps, judged.budget)
-    found = (_each("exact"), _each("token"), _each("halt_loss"), _each("continue_loss"), None if q is None else q.grad)
+    exact, token = tape.room(1), tape.room(1)
+    found = (exact, token, halt_loss, continue_loss, None if q is None else q.grad)
     tape("judge", 0, ALL, tokens, vocab, *seen, by * judged.halting_weight, *found)
+    asked = None if model.asked is None else Place("asked", 0, 8)
+    rule = (q, int(config.halting == "halt+continue"), asked, writer.key, writer.steps, judged.budget)
+    drawn = (judged.explore, rng.EXPLORE, rng.EXPLORE_LENGTH)
+    losses = (answer_loss, halt_loss, continue_loss, judged.halting_weight)
+    said = [_each(SAID + name) for name in ("loss", "finished", "exact", "token", "steps")]
+    q_halt = None if q is None else _each(SAID + "q_halt")
+    tape("settle", 0, ALL, *rule, *drawn, *losses, exact, token, *said, q_halt)
     tape.backward()
 
 

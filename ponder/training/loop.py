@@ -123,8 +123,7 @@ def gather_gradients(
     for part in parts:
         run.weights.grad.add_(part)
     ids, rows = torch.cat([m.task_ids for m in moments]), torch.cat([m.row_grads for m in moments])
-    names = list(moments[0].sums)
-    total = torch.stack([torch.stack([m.sums[k].float() for k in names]) for m in moments]).sum(dim=0)
+    names, total = moments[0].names, torch.stack([m.sums for m in moments]).sum(dim=0)
     total = torch.cat((total.new_full((1,), stopping), total))
     if len(run.model.table) == 1:  # one message for all there is: ranks that meet wait for each other
         ids, rows = ids[:1], rows.float().sum(dim=0, keepdim=True)
@@ -156,12 +155,10 @@ def read(values: Tensor) -> npt.NDArray[np.float32]:
 
 def apply_gradients(run: Run, gathered: Gathered, factor: float) -> None:
     train = run.config.train
-    run.optimiser.update(train.lr * factor)
+    run.optimiser.update(train.lr * factor, run.average)
     run.update = run.optimiser.t
     if train.table_lr > 0 and "table" not in train.per_micro_step:
         run.table.update(gathered.ids, gathered.rows, train.table_lr * factor, run.update)
-    if run.average is not None:
-        run.average.update(run.weights)
 
 
 # The whole of it ------------------------------------------------------------------------------------------------------

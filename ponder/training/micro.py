@@ -45,9 +45,10 @@ class Depth:
 
 @dataclass(frozen=True)
 class Moment:
-    """Sums over the examples of one micro-step, for the log."""
+    """Sums over the examples of one micro-step, for the log, by name in alphabetical order: ranks add up by place."""
 
-    sums: dict[str, Tensor]
+    names: list[str]
+    sums: Tensor
     task_ids: Tensor
     row_grads: Tensor
 
@@ -69,34 +70,10 @@ def micro_step(
                 for _ in range(depth.unsupervised(config)):
                     before = model(before, *every, h_cycles=depth.h_cycles).carry
         form = lesson(config, depth, model.training)
-        lib = None if form is None else whole.library(model, before, form)
+        lib = None if form is None else whole.library(model, before.states.held, before.key, form)
     if form is None or lib is None:
-        learned = by_graph(slots, model, before, rows, config, depth, runtime.autocast(precision))
-    else:
-        learned = by_program(lib, form, slots, model, before, rows, weights, config, depth)
-    done = learned.done
-    sums = learned.sums | {
-        "finished": done.sum(),
-        "exact": (learned.exact * done).sum(),
-        "token": (learned.token * done).sum(),
-        "steps": (learned.after.steps[:: slots.states] * done).sum(),
-    }
-    slots.carry, slots.done, slots.known = learned.after, done, None
-    return Moment(sums, slots.task_ids, learned.row_grads)
-
-
-@dataclass(frozen=True)
-class _Learned:
-    """What the slots came to; gradients of weights are where they belong."""
-
-    after: Carry
-    """What they go on with."""
-    done: Tensor
-    exact: Tensor
-    """[B] whether the answer is right, and which share of it."""
-    token: Tensor
-    sums: dict[str, Tensor]
-    row_grads: Tensor
+        return by_graph(slots, model, before, rows, config, depth, runtime.autocast(precision))
+    return by_program(lib, form, slots, model, before, rows, weights, config)
 
 
 # fmt: off
@@ -116,7 +93,7 @@ def lesson(config: Config, depth: Depth, training: bool = True) -> Form | None:
     train = config.train
     if whole.switched(train, KNOWN):
         return None
-    judged = Lesson(depth.steps, train.batch, train.loss == "softmax", train.halting_weight)
+    judged = Lesson(depth.steps, train.batch, train.loss == "softmax", train.halting_weight, train.explore)
     return Form(depth.h_cycles, config.model.noise if training else 0.0, training, judged)
 
 
@@ -141,23 +118,12 @@ def by_program(
     rows: Tensor,
     weights: Weights,
     config: Config,
-    depth: Depth,
-) -> _Learned:
+) -> Moment:
     labels = slots.due(slots.carry.steps, None, config.train)
     made = whole.learn(lib, model, before, slots.inputs, rows, labels, form, weights.places, weights.grad)
-    step = model.said(before, slots.inputs, States.of(made.states), made.logits, made.q, None)
-    done = halted(step, step.carry.steps >= depth.steps, depth.steps, config)
-    sums = dict(zip(whole.JUDGED, made.judged.sum(dim=1), strict=True))
-    halting_loss = config.train.halting_weight * (sums["halt_loss"] + sums["continue_loss"])
-    kept = {"loss": sums["answer_loss"] + halting_loss}  # in the order of `by_graph`: ranks add up by place
-    kept |= {name: sums[name] for name in ("answer_loss", "halt_loss", "continue_loss")}
-    if step.q_halt is not None:
-        kept["q_halt"] = step.q_halt.sum()
-    kept |= {name: sums[name] for name in ("norm_h", "norm_l")[: len(made.states)]}
-    if config.model.bound is not None:
-        kept["ratio"] = sums["ratio"]
-    exact, token = (made.judged[whole.JUDGED.index(name)] for name in ("exact", "token"))
-    return _Learned(step.carry, done, exact, token, kept, made.d_rows)
+    slots.carry = Carry(States.of(made.states), before.steps + 1, before.key)
+    slots.done, slots.known = made.of("finished") > 0, None
+    return Moment(made.names, made.said.sum(dim=1), slots.task_ids, made.d_rows)
 
 
 def by_graph(
@@ -168,7 +134,7 @@ def by_graph(
     config: Config,
     depth: Depth,
     autocast: AbstractContextManager[Any],
-) -> _Learned:
+) -> Moment:
     rows, tried = rows.requires_grad_(), None
     with autocast:
         if slots.states > 1:
@@ -208,8 +174,17 @@ def by_graph(
         sums[name] = torch.linalg.vector_norm(state, dim=-1, dtype=torch.float32).mean(dim=-1).sum()
     if step.ratio is not None:
         sums["ratio"] = step.ratio.float().mean(dim=(1, 2)).sum()
+    slots.carry = carry if tried is None else tried.carry
+    slots.done, slots.known = done, None
+    sums |= {
+        "finished": done.sum(),
+        "exact": (loss.exact * done).sum(),
+        "token": (loss.token * done).sum(),
+        "steps": (slots.carry.steps[:: slots.states] * done).sum(),
+    }
     assert rows.grad is not None
-    return _Learned(carry if tried is None else tried.carry, done, loss.exact, loss.token, sums, rows.grad)
+    names = sorted(sums)
+    return Moment(names, torch.stack([sums[name].float() for name in names]), slots.task_ids, rows.grad)
 
 
 def halted(step: Step, last: Tensor, budget: int, config: Config) -> Tensor:

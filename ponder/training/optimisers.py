@@ -10,11 +10,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ponder.base import native
 from ponder.config.schema import TrainConfig
+from ponder.model import kernels
 from ponder.model.reasoner import Reasoner
+
+WORTH = 100.0
+"""Floating-point operations, about, that an update of one weight is worth to a thread."""
 
 
 def undecayed(name: str) -> bool:
@@ -69,18 +75,25 @@ class AdamAtan2:
         self.t = 0
 
     @torch.no_grad()
-    def update(self, lr: float) -> None:
+    def update(self, lr: float, average: "Average | None" = None) -> None:
+        """Of the weights, and then of their average."""
         c, w, g = self.config, self.weights.value, self.weights.grad
         self.t += 1
+        first, second, keep = 1 - c.beta1**self.t, 1 - c.beta2**self.t, 1 - lr * c.weight_decay
+        outside, inside = (1 / first, 1.0) if c.atan2 == "outside" else (1.0, 1 / first)
+        if lib := kernels.served(w, g):
+            rates = (1 - c.beta1, c.beta2, 1 - c.beta2, 1 / second, inside, lr * outside, keep)
+            mean, by = (None, 0.0) if average is None else (average.value, 1 - average.decay)
+            given = (self.weights.decayed, *rates, by, g, self.m, self.v, w, mean)
+            lib.shared(len(w), native.least(WORTH), lambda start, end, _: lib("adam_atan2", start, end, *given))
+            return
         self.m.lerp_(g, 1 - c.beta1)
         self.v.mul_(c.beta2).addcmul_(g, g, value=1 - c.beta2)
-        first = 1 - c.beta1**self.t
-        root = self.v.div(1 - c.beta2**self.t).sqrt_()
-        w[: self.weights.decayed].mul_(1 - lr * c.weight_decay)
-        if c.atan2 == "outside":
-            w.add_(torch.atan2(self.m, root), alpha=-lr / first)
-        else:
-            w.add_(torch.atan2(self.m / first, root), alpha=-lr)
+        root = self.v.div(second).sqrt_()
+        w[: self.weights.decayed].mul_(keep)
+        w.add_(torch.atan2(self.m * inside, root), alpha=-lr * outside)
+        if average is not None:
+            average.update(self.weights)
 
 
 class PuzzleTable:
@@ -99,7 +112,16 @@ class PuzzleTable:
     def update(self, rows: Tensor, grads: Tensor, lr: float, t: int) -> None:
         """Gradients of one id are summed over the whole global batch before the sign is taken. A row may step again at
         the same t (`per_micro_step`): its average counts where it ends."""
-        total = grads.float()
+        total, ema = grads.float(), self.config.ema if self.ema is not None else None
+        if lib := kernels.served(self.value, total):
+            first = torch.arange(len(rows))
+            if len(rows) > 1:
+                _, where, which = np.unique(rows.numpy(), return_index=True, return_inverse=True)
+                first = torch.from_numpy(where[which])
+            kept = (None, 0.0, 0.0, None) if ema is None else (self.ema, ema, 1 - ema, self.seen)
+            rates = (lr, 1 - lr * self.config.weight_decay)
+            lib("sign_step", *total.shape, rows, first, total.clone(), self.value, *rates, *kept, t)
+            return
         if len(rows) > 1:
             # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would
             # make the host wait for the number of ids.)
@@ -107,11 +129,10 @@ class PuzzleTable:
             total = torch.zeros_like(total).index_add_(0, place, total)[place]
         old = self.value[rows]
         new = old * (1 - lr * self.config.weight_decay) - lr * total.sign()
-        if self.ema is not None and self.config.ema is not None:
-            decay = self.config.ema
+        if self.ema is not None and ema is not None:
             again = (self.seen[rows] == t)[:, None]
-            settled = self._settled(rows, t - 1).lerp(new, 1 - decay)
-            self.ema[rows] = torch.where(again, self.ema[rows] + (1 - decay) * (new - old), settled)
+            settled = self._settled(rows, t - 1).lerp(new, 1 - ema)
+            self.ema[rows] = torch.where(again, self.ema[rows] + (1 - ema) * (new - old), settled)
             self.seen[rows] = t
         self.value[rows] = new
 

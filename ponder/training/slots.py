@@ -38,8 +38,8 @@ class Slots:
     done: Tensor
     """Which slots take a new example before the next step."""
     beside: Tensor | None = None
-    """[slots, n, tokens] more than the label: what each step should come to, where steps have answers of their own; or
-    all answers that are right."""
+    """[slots, n, tokens] as bytes, more than the label: what each step should come to, where steps have answers of their
+    own; or all answers that are right."""
     beside_of: Callable[[Tokens, int], Tokens] | None = None
     known: Bools | None = None
     """Which slots are done, on the host, once it has been read there: a device is not asked twice."""
@@ -52,8 +52,8 @@ class Slots:
             return self.labels
         if train.answers == "nearest":
             assert logits is not None
-            return losses.nearest(logits.detach(), self.beside, train.loss)
-        return self.beside[torch.arange(len(done), device=done.device), done]
+            return losses.nearest(logits.detach(), self.beside.to(torch.int64), train.loss)
+        return self.beside[torch.arange(len(done), device=done.device), done].to(torch.int64)
 
     @property
     def states(self) -> int:
@@ -124,7 +124,7 @@ def make_slots(config: Config, model: Reasoner, domain: Domain, runtime: Runtime
                 labels=torch.zeros(size, tokens, dtype=torch.int64, device=runtime.device),
                 task_ids=torch.zeros(size, dtype=torch.int64, device=runtime.device),
                 done=torch.ones(size, dtype=torch.bool, device=runtime.device),
-                beside=torch.zeros(size, more, tokens, dtype=torch.int64, device=runtime.device) if more else None,
+                beside=torch.zeros(size, more, tokens, dtype=torch.uint8, device=runtime.device) if more else None,
                 beside_of=beside_of,
                 known=np.ones(size, dtype=np.bool_),
             )
@@ -146,7 +146,8 @@ def load_examples(slots: Slots, where: Ints, source: Source, config: Config, poo
     device, place = slots.inputs.device, (needed - slots.ahead.first)[where]
     at = torch.from_numpy(where).to(device)
     for name, value in slots.ahead.held.items():
-        getattr(slots, name)[at] = torch.from_numpy(value[where, place]).to(device, torch.int64)
+        into = getattr(slots, name)
+        into[at] = torch.from_numpy(value[where, place]).to(device, into.dtype)
 
 
 def _held(slots: Slots) -> int:
@@ -186,7 +187,7 @@ def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: 
         return
     slots.refills[where] += 1
     load_examples(slots, where, source, config, pool)
-    slots.carry = model.reset(slots.carry, slots.rows(where), slot_keys(slots, config, where))
+    model.reset(slots.carry, slots.rows(where), slot_keys(slots, config, where))
     if config.train.corrupt > 0:
         slots.carry = corrupted(slots, model, config.train.corrupt)
 

@@ -146,6 +146,7 @@ class Known(nn.Module):
         }
         self.original = set(source.ids.tolist())
         self.knows = knows
+        self.embed = torch.zeros(1, dtype=torch.float64)  # which no kernel reads
         self.register_buffer("table", torch.arange(int(every.task_ids.max()) + 1)[:, None].repeat(1, 8).float())
 
     def start(self, key: Tensor, dtype: torch.dtype = torch.float32) -> Carry:

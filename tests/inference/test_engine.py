@@ -340,13 +340,14 @@ def test_in_bfloat16_there_is_one_loop(dataset: Dataset) -> None:
     answers, logits = (np.stack(part) for part in zip(*plain_bfloat16(case, torch.bfloat16), strict=True))
     _, wide = (np.stack(part) for part in zip(*plain_bfloat16(case, torch.float32), strict=True))
     assert not np.array_equal(logits, wide), "here the type of the first states makes no difference"
-    seen: list[Seen] = []
+    seen: list[Tokens] = []
     for i in range(9):
         batch = Batch(*(getattr(case, name)[i : i + 1] for name in ("inputs", "labels", "task_ids")))
         how = evaluate.Settings(case.budget, batch=1, precision="bfloat16")
-        records = evaluate.run_batch(case.model, case.domain, batch, np.array([i]), how, seen.append)
+        records, found = evaluate.run_batch(case.model, case.domain, batch, np.array([i]), how)
+        seen += [*found.answers[:, 0]]
         assert np.array_equal(records.confidence[0], logits[i])
-    assert np.array_equal([s.answers[0] for s in seen], answers.reshape(9 * case.budget, -1))
+    assert np.array_equal(seen, answers.reshape(9 * case.budget, -1))
     for policy in POLICIES:
         engine = Engine(case.model, case.domain, 1, policy, case.budget, precision="bfloat16")
         out = engine.run(case.inputs, case.task_ids)

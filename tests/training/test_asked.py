@@ -88,7 +88,7 @@ def test_each_step_has_its_own_labels_and_gradient(dataset: Dataset) -> None:
     gather_gradients(fresh, dataset.source("train"), Depth(6, 1), None, CPU, "float32")
     found = fresh.weights.grad.clone()
 
-    start = model.reset(before, done.nonzero()[:, 0], slots.carry.key[done])
+    start = before  # the slots that were done have started over in it
     second = dataset.domain.path(slots.inputs.numpy().astype(np.uint8), 2)
     labels = torch.from_numpy(np.where(done.numpy()[:, None], second[:, 0], second[:, 1]).astype(np.int64))
     assert (slots.inputs[~done] == inputs[~done]).all()
@@ -133,7 +133,7 @@ def test_the_most_confident_step_is_not_before_the_one_that_is_asked_for(dataset
     index = np.arange(8)
     batch = dataset.source("in_range").fetch(index, index * 0)
     asked = [int(dataset.domain.format(row)[-2:]) for row in batch.inputs]
-    records = run_batch(fresh.model.eval(), dataset.domain, batch, index, Settings(steps=6, batch=8))
+    records, _ = run_batch(fresh.model.eval(), dataset.domain, batch, index, Settings(steps=6, batch=8))
     assert max(asked) > 1, asked
     assert (picked_steps(records)["best_full"] + 1 >= asked).all()
 

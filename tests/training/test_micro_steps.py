@@ -69,9 +69,9 @@ def test_the_table_steps_between_micro_steps(mode: str, dataset: Dataset) -> Non
     parts = parts_of(plain, dataset, step_table=True)
     first = run.model.table.clone()
     gathered = gather_gradients(run, dataset.source("train"), DEPTH, None, CPU, "float32")
-    assert torch.equal(run.model.table, plain.model.table)
+    assert apart(run.model.table, plain.model.table) < 4 * EPS
     apply_gradients(run, gathered, 1.0)
-    assert torch.equal(run.model.table, plain.model.table), "it stepped once more with the update"
+    assert apart(run.model.table, plain.model.table) < 4 * EPS, "it stepped once more with the update"
     average = run.config.train.ema
     assert average is not None
     assert apart(run.table.averaged(run.update), average * first.double() + (1 - average) * run.model.table) < 4 * EPS

@@ -109,9 +109,12 @@ class Life(Domain):
     def path(self, inputs: Tokens, steps: int) -> Tokens:
         boards, asked, _ = life_boards.decode(inputs, self.params.max_side)
         many = np.minimum(np.arange(1, steps + 1), asked[:, None])
-        examples = Examples(np.repeat(np.arange(len(inputs)), steps), many.ravel())
+        last = np.minimum(asked, steps)  # after which nothing changes
+        before = last.cumsum() - last
+        examples = Examples(np.repeat(np.arange(len(inputs)), last), many[np.arange(steps) < last[:, None]])
         after = life_boards.evolve(boards, examples, self.params.boundary == "torus")
-        return life_boards.encode_cells(after, self.seq_len).reshape(len(inputs), steps, self.seq_len)
+        reached = before[:, None] + np.minimum(many, last[:, None]) - 1
+        return life_boards.encode_cells(after, self.seq_len)[reached]
 
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
         return life_generate.build(self.params, seed, workers, progress)
