@@ -50,12 +50,16 @@ INLINE vf pick(vi where, vf yes, vf no) { return (vf)((where & (vi)yes) | (~wher
 #define SHUFFLED(x, ...) __builtin_shuffle(x, (vi){__VA_ARGS__})
 #endif
 
-/* What differs by the width. larger, smaller: of two numbers; where one is no number, the second. BY: every element changes
-   places with the one whose number differs in that bit. */
+/* What differs by the width. larger, smaller: of two numbers; where one is no number, the second. some: the first n of a vector,
+   the rest -infinity. bits: where it is so. BY: every element changes places with the one whose number differs in that bit. */
 #if V == 16
 INLINE vf larger(vf a, vf b) { return (vf)_mm512_max_ps((__m512)a, (__m512)b); }
 INLINE vf smaller(vf a, vf b) { return (vf)_mm512_min_ps((__m512)a, (__m512)b); }
 INLINE vf root(vf x) { return (vf)_mm512_sqrt_ps((__m512)x); }
+INLINE vf some(const float *p, long n) {
+    return n >= V ? load(p) : (vf)_mm512_mask_loadu_ps(_mm512_set1_ps(-INFINITY), (__mmask16)((1u << n) - 1), p);
+}
+INLINE uint32_t bits(vi where) { return _mm512_movepi32_mask((__m512i)where); }
 #define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
 #define BY1(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14)
 #define BY2(x) SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13)
@@ -66,6 +70,11 @@ INLINE vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m256)b); }
 INLINE vf smaller(vf a, vf b) { return (vf)_mm256_min_ps((__m256)a, (__m256)b); }
 INLINE vf root(vf x) { return (vf)_mm256_sqrt_ps((__m256)x); }
 #define COUNTED ((vu){0, 1, 2, 3, 4, 5, 6, 7})
+INLINE vf some(const float *p, long n) {
+    vi there = (vi)COUNTED < (vi){0} + (int32_t)(n < V ? n : V);
+    return pick(there, (vf)_mm256_maskload_ps(p, (__m256i)there), all(-INFINITY));
+}
+INLINE uint32_t bits(vi where) { return (uint32_t)_mm256_movemask_ps((__m256)where); }
 #define BY1(x) SHUFFLED(x, 1, 0, 3, 2, 5, 4, 7, 6)
 #define BY2(x) SHUFFLED(x, 2, 3, 0, 1, 6, 7, 4, 5)
 #define BY4(x) SHUFFLED(x, 4, 5, 6, 7, 0, 1, 2, 3)
@@ -78,6 +87,16 @@ INLINE float total(vf x) {
     x += BY4(x);
     x += BY2(x);
     x += BY1(x);
+    return x[0];
+}
+
+INLINE float largest(vf x) { /* of numbers */
+#if V == 16
+    x = larger(x, BY8(x));
+#endif
+    x = larger(x, BY4(x));
+    x = larger(x, BY2(x));
+    x = larger(x, BY1(x));
     return x[0];
 }
 
@@ -818,16 +837,17 @@ void spread(long first, long last, long examples, long prefix, long cells, long 
             const int32_t *starts, const int32_t *lists, const float *x, const float *from, const float *sums,
             const float *everything, const float *mask, float by_group, float by_cell, float by_all, float *y, float *scale) {
     long n = symbols * width, positions = prefix + cells * symbols;
-    float *told = room(width);
-    for (long b = first; b < last; b++)
+    const float **heard = (const float **)room(2 * starts[cells] + width); /* of every cell, the groups that it hears */
+    float *told = (float *)(heard + starts[cells]);
+    for (long b = first; b < last; b++) {
+        for (long j = 0; j < starts[cells]; j++) heard[j] = from + group(where, lists[j], b, examples, n);
         for (long c = -prefix; c < cells; c++) /* a cell of the prefix hears nothing but everything, and has no symbols */
             for (long s = 0; s < (c < 0 ? 1 : symbols); s++) {
                 long at = (b * positions + (c < 0 ? c + prefix : prefix + c * symbols + s)) * width;
                 for (long i = 0; i < width; i += V) {
                     vf sum = {0};
                     if (c >= 0) {
-                        for (long j = starts[c]; j < starts[c + 1]; j++)
-                            sum += load(from + group(where, lists[j], b, examples, n) + s * width + i);
+                        for (long j = starts[c]; j < starts[c + 1]; j++) sum += load(heard[j] + s * width + i);
                         sum *= by_group;
                         if (sums) sum += load(sums + (b * cells + c) * width + i) * by_cell;
                     }
@@ -843,6 +863,7 @@ void spread(long first, long last, long examples, long prefix, long cells, long 
                         store(y + at + i, load(x + at + i) + added);
                     }
             }
+    }
 }
 
 /* The answer's loss ---------------------------------------------------------------------------------------------------- */
@@ -1088,10 +1109,19 @@ INLINE float cross_entropy(float logit, float target, float *d) {
 
 /* The first of the largest, as torch has it: what is no number is larger than any. */
 INLINE long likeliest(const float *row, long vocab) {
-    long best = 0;
-    for (long i = 1; i < vocab; i++)
-        if (row[i] > row[best] || (row[i] != row[i] && row[best] == row[best])) best = i;
-    return best;
+    vf most = all(-INFINITY);
+    for (long i = 0; i < vocab; i += V) {
+        vf x = some(row + i, vocab - i);
+        uint32_t none = bits(x != x);
+        if (none) return i + __builtin_ctz(none);
+        most = larger(x, most);
+    }
+    vf top = all(largest(most));
+    for (long i = 0; i < vocab; i += V) {
+        uint32_t here = bits(some(row + i, vocab - i) == top);
+        if (here) return i + __builtin_ctz(here);
+    }
+    return 0;
 }
 
 /* What the logits [tokens, vocab] are worth: whether all labels are right, and which share; labels of 0 do not count. `next`:
@@ -1158,20 +1188,18 @@ void count_on(long first, long last, int64_t *steps) {
    the mean negative logarithm of what stablemax divides by. The latter two where they are asked for. */
 void read_out(long first, long last, long tokens, long vocab, const float *logits, int64_t *answers, float *sure,
               float *energy) {
-    long wide = (vocab + V - 1) / V * V, padded = (tokens + V - 1) / V * V;
-    float *row = room(wide + 2 * padded), *soft = row + wide, *stable = soft + padded;
-    for (long i = 0; i < wide; i++) row[i] = -INFINITY;
+    long padded = (tokens + V - 1) / V * V;
+    float *soft = room(2 * padded), *stable = soft + padded;
     for (long i = 0; i < 2 * padded; i++) soft[i] = 1.0f;
     for (long b = first; b < last; b++) {
         for (long t = 0; t < tokens; t++) {
             const float *from = logits + (b * tokens + t) * vocab;
-            for (long i = 0; i < vocab; i++) row[i] = from[i];
             long best = answers[b * tokens + t] = likeliest(from, vocab);
             vf by_softmax = {0}, by_stablemax = {0};
-            for (long i = 0; i < wide; i += V) {
-                vf x = load(row + i), above = larger((vf){0}, x);
+            for (long i = 0; i < vocab; i += V) {
+                vf x = some(from + i, vocab - i), above = larger((vf){0}, x);
                 vi there = ((vi)COUNTED + (int32_t)i < (vi){0} + (int32_t)vocab);
-                if (sure) by_softmax += pick(there, exponential(x - row[best]), (vf){0});
+                if (sure) by_softmax += pick(there, exponential(x - from[best]), (vf){0});
                 if (energy) by_stablemax += pick(there, (all(1.0f) + above) / (all(1.0f) - (x - above)), (vf){0});
             }
             if (sure) soft[t] = total(by_softmax);
