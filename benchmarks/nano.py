@@ -118,7 +118,9 @@ def run(checkout: Path, python: Path, seconds: float, look: int | None, data_dir
             process.wait()
 
 
-def _watched(process: psutil.Process, logs: Path, seconds: float, first: int, shown: int, goal: float, said: Path) -> Nano:
+def _watched(
+    process: psutil.Process, logs: Path, seconds: float, first: int, shown: int, goal: float, said: Path
+) -> Nano:
     began: float | None = None
     until, rows = time.monotonic() + seconds, list[dict[str, str]]()
     exact, used, updates = None, 0.0, -1

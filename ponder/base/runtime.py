@@ -208,7 +208,7 @@ def products(a: Tensor, b: Tensor) -> list[Callable[[], Tensor]]:
     return ways
 
 
-def matmul_peak(shape: tuple[int, int, int], device: torch.device, seconds: float = 0.05) -> float:
+def matmul_peak(shape: tuple[int, int, int], device: torch.device, seconds: float = 0.02) -> float:
     """Measured float32 multiply-add rate in FLOP/s for [m, k] @ [k, n], by the fastest of the ways there are, on one
     thread: what 'peak' means in this project."""
     m, k, n = shape

@@ -84,9 +84,7 @@ def predict(
             if blank:
                 batch = replace(batch, task_ids=np.zeros_like(batch.task_ids))
             records, seen = run_batch(model, domain, batch, index, how)
-            answers, confidence = (
-                {step: each[step - 1] for step in kept} for each in (seen.answers, seen.confidence)
-            )
+            answers, confidence = ({step: each[step - 1] for step in kept} for each in (seen.answers, seen.confidence))
             parts.append(Predicted(index, batch.inputs, answers, confidence, records))
     every = [part for rank in here.gather_objects(parts) for part in rank]
     index = np.concatenate([part.index for part in every])

@@ -399,7 +399,9 @@ def forced(
         seen: list[Seen] = []
         engine = Engine(model, domain, len(inputs), Full(), steps, precision=precision)
         engine.run(inputs, task_ids, keys, watch=seen.append)
-        return Forced(*(np.stack([getattr(each, name) for each in seen]) for name in ("answers", "confidence", "halts")))
+        return Forced(
+            *(np.stack([getattr(each, name) for each in seen]) for name in ("answers", "confidence", "halts"))
+        )
     found = whole.examine(lib, model, key, x, model.table[torch.from_numpy(task_ids)], form, steps)
     answers = found.answers.to(torch.uint8).numpy()
     done = torch.arange(1, steps + 1)[:, None]

@@ -323,7 +323,9 @@ def lesson(writer: Writer, judged: Lesson) -> None:
     logits.grad = tape.room(logits.floats)
     by = 1 / judged.batch
     given = (tokens, vocab, logits, labels, int(judged.softmax), by)
-    answer_loss, halt_loss, continue_loss = (_each(SAID + name) for name in ("answer_loss", "halt_loss", "continue_loss"))
+    answer_loss, halt_loss, continue_loss = (
+        _each(SAID + name) for name in ("answer_loss", "halt_loss", "continue_loss")
+    )
     tape("answer_loss", 0, ALL, *given, answer_loss, logits.grad)
     if q is not None:
         q.grad = tape.room(2)

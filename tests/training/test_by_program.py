@@ -328,7 +328,11 @@ def test_gradients_are_those_of_the_definition_in_float64(case: Case, loss: str)
 
     def run() -> list[Tensor]:
         learned = learn(given, depth=Depth(1, config.h_cycles))
-        return [*learned.grads.values(), learned.moment.row_grads, learned.moment.sums[learned.moment.names.index("loss")]]
+        return [
+            *learned.grads.values(),
+            learned.moment.row_grads,
+            learned.moment.sums[learned.moment.names.index("loss")],
+        ]
 
     with native.without():
         within = limits(run, tensors(given.model))
