@@ -2,10 +2,10 @@
 
 The puzzles of `sudoku-mini` are written in its format: 20,000 minimal ones to train on, 800 held-out ones to validate.
 Its training then runs as its README says (`experiment=trm_sudoku_4x4`), on a CPU, in float32 and one thread, without
-its online logger, until 95% of the held-out puzzles are exactly right or the time is up. As shipped it looks at held-out
-puzzles for the first time after 6,250 updates, many hours of a CPU; told to `look` after so many updates, it does that
-instead, at 64 of them, trains as before, and ends with that look. It runs in an environment of its own, whose Python is
-given: it needs lightning, hydra and others that ponder does not.
+its online logger, until 95% of the held-out puzzles are exactly right or the time is up. As shipped it looks at
+held-out puzzles for the first time after 6,250 updates, many hours of a CPU; told to `look` after so many updates, it
+does that instead, at 64 of them, trains as before, and ends with that look. It runs in an environment of its own, whose
+Python is given: it needs lightning, hydra and others that ponder does not.
 """
 
 import csv

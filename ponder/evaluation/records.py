@@ -142,8 +142,9 @@ def run_batch(model: Reasoner, domain: Domain, batch: Batch, index: Ints, how: S
     exact, valid, token = zip(*(judge(answers) for answers in seen.answers), strict=True)
     # Where a puzzle asks for so many steps, what the model says before the last of them answers another question.
     early = (model.config.halting == "asked") & ~seen.halts
-    columns = (exact, valid, token, np.where(early, -np.inf, seen.confidence).astype(np.float32), seen.halts)
-    return Records(index=index, **{n: np.stack(v, axis=1) for n, v in zip(COLUMNS, columns, strict=True)}), seen
+    confidence = np.where(early, np.float32(-np.inf), seen.confidence)
+    columns = (np.stack(exact), np.stack(valid), np.stack(token), confidence, seen.halts)
+    return Records(index=index, **{name: each.T for name, each in zip(COLUMNS, columns, strict=True)}), seen
 
 
 def example_keys(index: Ints) -> Ints:

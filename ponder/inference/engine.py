@@ -399,17 +399,15 @@ def forced(
         seen: list[Seen] = []
         engine = Engine(model, domain, len(inputs), Full(), steps, precision=precision)
         engine.run(inputs, task_ids, keys, watch=seen.append)
-        return Forced(
-            *(np.stack([getattr(each, name) for each in seen]) for name in ("answers", "confidence", "halts"))
-        )
+        answers, confidence, halts = zip(*((s.answers, s.confidence, s.halts) for s in seen), strict=True)
+        return Forced(np.stack(answers), np.stack(confidence), np.stack(halts))
     found = whole.examine(lib, model, key, x, model.table[torch.from_numpy(task_ids)], form, steps)
-    answers = found.answers.to(torch.uint8).numpy()
     done = torch.arange(1, steps + 1)[:, None]
     over = None if model.asked is None else done >= model.asked(x)
     q_halt, q_continue = (None, None) if found.q is None else found.q.unbind(dim=-1)
     q_continue = q_continue if model.config.halting == "halt+continue" else None
     stops = halting.stops(over, q_halt, q_continue, found.sure)
-    return Forced(answers, halting.confident(found.sure).numpy(), stops.numpy())
+    return Forced(found.answers.to(torch.uint8).numpy(), halting.confident(found.sure).numpy(), stops.numpy())
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ that compute it and, where gradients are wanted, remembers how to add those of i
 """
 
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -216,7 +216,7 @@ class Program:
         lib: Library,
         examples: int,
         arrays: Mapping[str, Tensor],
-        threads: list[Mapping[str, Tensor]],
+        threads: Sequence[Mapping[str, Tensor]],
         turns: int = 1,
         by_turn: Collection[str] = (),
     ) -> None:

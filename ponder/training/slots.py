@@ -38,8 +38,8 @@ class Slots:
     done: Tensor
     """Which slots take a new example before the next step."""
     beside: Tensor | None = None
-    """[slots, n, tokens] as bytes, more than the label: what each step should come to, where steps have answers of their
-    own; or all answers that are right."""
+    """[slots, n, tokens] as bytes, more than the label: what each step should come to, where steps have answers of
+    their own; or all answers that are right."""
     beside_of: Callable[[Tokens, int], Tokens] | None = None
     known: Bools | None = None
     """Which slots are done, on the host, once it has been read there: a device is not asked twice."""

@@ -114,7 +114,8 @@ class Life(Domain):
         examples = Examples(np.repeat(np.arange(len(inputs)), last), many[np.arange(steps) < last[:, None]])
         after = life_boards.evolve(boards, examples, self.params.boundary == "torus")
         reached = before[:, None] + np.minimum(many, last[:, None]) - 1
-        return life_boards.encode_cells(after, self.seq_len)[reached]
+        boards_after: Tokens = life_boards.encode_cells(after, self.seq_len)[reached]
+        return boards_after
 
     def build(self, seed: int, workers: int = 1, progress: Progress = silent) -> dict[str, Arrays]:
         return life_generate.build(self.params, seed, workers, progress)
