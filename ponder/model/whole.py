@@ -282,7 +282,7 @@ def examine(
     start = [] if model.config.init == "fixed" else model.start(key).states.held
     arrays = step.arrays() | _inputs(model, start, torch.zeros_like(key), key, inputs, rows) | made
     threads, size = _threads(model, batch, form.cycles), step.program.most * model.length * model.config.width
-    names = [name for name in ("held h", "held l") if name in step.program.arrays]
+    names = [name for name in step.program.arrays if name.startswith("held ")]
     own = [{name: torch.empty(size) for name in names} for _ in range(threads)]
     step.program.play(lib, batch, arrays, own, steps, by_turn=made.keys())
     return Examined(made["answers"], made["sure"] if headless else made["q"][..., 0], made.get("q"))
