@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -118,6 +118,11 @@ class Service:
         self.desks = {solver.name: _Desk(solver, slots) for solver in shelf.solvers}
         self.guests: dict[str, _Desk] = {}
         """Models put to boards of other sizes than they were trained on. As with `waiting`."""
+        self.unfinished: deque[_Job] = deque()
+        """Jobs whose last thought is there."""
+        self.outgoing: deque[tuple[_Job, Thought | Answer | Exception]] = deque()
+        self.called = False
+        """Whether the event loop knows that there is something to deliver."""
         self.metrics = Metrics()
         self.wake = threading.Condition()
         self.open = False
@@ -267,8 +272,10 @@ class Service:
             if job in job.desk.waiting:
                 job.desk.waiting.remove(job)
 
-    def _deliver(self, items: Iterable[tuple[_Job, Thought | Answer | Exception]]) -> None:
-        for job, item in items:
+    def _deliver(self) -> None:
+        self.called = False  # whoever comes later calls again
+        while self.outgoing:
+            job, item = self.outgoing.popleft()
             if job.over:
                 continue
             job.out.put_nowait(item)
@@ -352,8 +359,9 @@ class Service:
         self.metrics.working.add(solver.trained, by=time.perf_counter() - began)
         if thoughts:
             self._post(thoughts)  # before the pool gets the job: the answer comes last
-        for job in finished:
-            self.pool.submit(self._finish, job)
+        self.unfinished.extend(finished)
+        for _ in range(min(CHECKERS, len(finished))):
+            self.pool.submit(self._finish)
 
     def _tries(self, job: _Job, seen: Seen, row: int) -> bool:
         """Whether there is one more supposition to try. The logits of the plain run's last step say which there are, or
@@ -369,14 +377,24 @@ class Service:
             job.supposed = suppositions(domain, job.inputs, logits, job.tries)
         return job.supposed is not None and job.tried < len(job.supposed)
 
-    def _finish(self, job: _Job) -> None:
-        if job.over:
-            return
-        try:
-            self._post([(job, job.desk.solver.answer(job.inputs, job.trace, job.fallback, job.found))])
-        except Exception as error:
-            log.exception("%s could not finish an answer", job.desk.solver.name)
-            self._post([(job, Failed(f"{job.desk.solver.name} failed: {error}"))])
+    def _finish(self) -> None:
+        """Whatever waits to be finished. One that takes long holds up one of those who do this, and no job."""
+        with suppress(IndexError):  # nothing is left
+            while True:
+                job = self.unfinished.popleft()
+                if not job.over:
+                    self._post([(job, self._finished(job))])
 
-    def _post(self, items: list[tuple[_Job, Thought | Answer | Exception]]) -> None:
-        self.loop.call_soon_threadsafe(self._deliver, items)
+    def _finished(self, job: _Job) -> Answer | Failed:
+        solver = job.desk.solver
+        try:
+            return solver.answer(job.inputs, job.trace, job.fallback, job.found)
+        except Exception as error:
+            log.exception("%s could not finish an answer", solver.name)
+            return Failed(f"{solver.name} failed: {error}")
+
+    def _post(self, items: Iterable[tuple[_Job, Thought | Answer | Exception]]) -> None:
+        self.outgoing.extend(items)
+        if not self.called:  # to wake the event loop is dear, and it takes all there is
+            self.called = True
+            self.loop.call_soon_threadsafe(self._deliver)

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from math import ceil
 from typing import Any, ClassVar
 
@@ -290,11 +291,11 @@ class Life(Domain):
 
     def _read(self, inputs: Tokens) -> tuple[Tokens, int]:
         """The cells (0 or 1) and the number of steps of one puzzle."""
-        boards, steps, puzzles = life_boards.decode(inputs[None], self.params.max_side)
-        if not puzzles[0]:
+        found = _decoded(inputs.tobytes(), self.params.max_side)
+        if found is None:
             shown = "".join(self.vocab[t] if t < len(self.vocab) else "?" for t in inputs)
             raise UserError(f"tokens {short(shown)} are not a life board, ':' and two digits")
-        return life_boards.unpack(boards.rows[0, : boards.heights[0]], int(boards.widths[0])), int(steps[0])
+        return found
 
     def _answer_cells(self, inputs: Tokens, answer: Tokens) -> Tokens:
         cells, _ = self._read(inputs)
@@ -305,6 +306,18 @@ class Life(Domain):
         boards, steps, puzzles = life_boards.decode(inputs, self.params.max_side)
         end = life_boards.evolve(boards, Examples(np.arange(len(boards)), steps), self.params.boundary == "torus")
         return life_boards.encode_cells(end, inputs.shape[1]), puzzles
+
+
+@lru_cache(maxsize=1024)
+def _decoded(inputs: bytes, max_side: int) -> tuple[Tokens, int] | None:
+    """Whoever shows a puzzle or an answer reads it several times."""
+    tokens = np.frombuffer(inputs, dtype=np.uint8)
+    boards, steps, puzzles = life_boards.decode(tokens[None], max_side)
+    if not puzzles[0]:
+        return None
+    cells = life_boards.unpack(boards.rows[0, : boards.heights[0]], int(boards.widths[0]))
+    cells.flags.writeable = False
+    return cells, int(steps[0])
 
 
 def _board_of(puzzle: str | Json) -> str | Json:

@@ -1,8 +1,12 @@
 """Making and rating sudokus: solved boards, minimal puzzles with one solution, and how much guessing they take."""
 
+import atexit
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import permutations
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -221,17 +225,64 @@ def rules(size: int) -> list[list[int]]:
 
 
 def solve(size: int, inputs: Tokens, limit: int) -> list[Tokens]:
-    """Up to `limit` solutions, by a SAT solver."""
+    """Up to `limit` solutions, by a SAT solver: the same ones whatever was asked before."""
     from pysat.solvers import Solver  # not for everybody who asks which domains there are
 
+    asked: dict[int, _Knowing] = _asked.__dict__.setdefault("by_size", {})
+    if size not in asked or asked[size].times == RENEWED:
+        asked[size] = _Knowing(size)
+    known = asked[size].two(inputs)
+    if len(known) < 2:
+        return known[:limit]
+    with Solver(name="cadical153", bootstrap_with=rules(size)) as solver:
+        return _found(solver, size, inputs, limit, [])
+
+
+def _found(solver: Any, size: int, inputs: Tokens, limit: int, among: list[int]) -> list[Tokens]:
+    """`among`: assumptions under which what was found is ruled out."""
     found: list[Tokens] = []
     clues = [variable(size, cell, int(t)) for cell, t in enumerate(inputs) if t >= FIRST]
-    with Solver(name="cadical153", bootstrap_with=rules(size)) as solver:
-        while len(found) < limit and solver.solve(assumptions=clues):
-            true = [v for v in solver.get_model()[: size**3] if v > 0]
-            found.append(np.array([(v - 1) % size + FIRST for v in true], dtype=np.uint8))
-            solver.add_clause([-v for v in true])
+    while len(found) < limit and solver.solve(assumptions=[*among, *clues]):
+        true = [v for v in solver.get_model()[: size**3] if v > 0]
+        found.append(np.array([(v - 1) % size + FIRST for v in true], dtype=np.uint8))
+        solver.add_clause([-v for v in (*among, *true)])
     return found
+
+
+class _Knowing:
+    """Knows the rules of one size, which take longer to tell than most puzzles to solve. Which solutions it finds of
+    several depends on what it was asked before; that there is one, or none, does not."""
+
+    def __init__(self, size: int) -> None:
+        from pysat.solvers import Solver
+
+        self.size, self.times = size, 0
+        self.solver = Solver(name="cadical153", bootstrap_with=rules(size))
+        _every.add(self)
+
+    def two(self, inputs: Tokens) -> list[Tokens]:
+        """Two solutions, if there are as many."""
+        self.times += 1
+        selector = self.size**3 + self.times
+        found = _found(self.solver, self.size, inputs, 2, [selector])
+        self.solver.add_clause([-selector])
+        return found
+
+
+_every: "WeakSet[_Knowing]" = WeakSet()
+
+
+@atexit.register
+def _let_go() -> None:
+    """Before Python takes away what solvers need to go."""
+    for each in list(_every):
+        each.solver.delete()
+
+
+_asked = threading.local()
+"""Of each thread, for each size, who knows the rules."""
+RENEWED = 1000
+"""Puzzles after which another takes over: what was ruled out is never quite forgotten."""
 
 
 class Reducer:
