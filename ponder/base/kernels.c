@@ -1330,6 +1330,28 @@ void sign_step(long count, long width, const int64_t *rows, const int64_t *first
     }
 }
 
+/* Examples enter slots: slot where[i] takes the one at place[i] of those that are held for it, `ahead` of them, and starts over.
+   `more`: tokens beside the label's. Of states there are none, one or two, each with a row that all its positions start from. */
+void enter(long count, const int64_t *where, const int64_t *place, long ahead, long tokens, long more, const uint8_t *inputs,
+           const uint8_t *labels, const int64_t *task_ids, const uint8_t *beside, int64_t *to_inputs, int64_t *to_labels,
+           int64_t *to_task_ids, uint8_t *to_beside, int64_t *steps, long positions, long width, const float *start_h,
+           float *h, const float *start_l, float *l) {
+    for (long i = 0; i < count; i++) {
+        long from = where[i] * ahead + place[i], to = where[i];
+        steps[to] = 0;
+        for (long t = 0; t < tokens; t++) {
+            to_inputs[to * tokens + t] = inputs[from * tokens + t];
+            to_labels[to * tokens + t] = labels[from * tokens + t];
+        }
+        to_task_ids[to] = task_ids[from];
+        if (beside) memcpy(to_beside + to * more, beside + from * more, (size_t)more);
+        for (long p = to * positions; p < (to + 1) * positions; p++) {
+            if (start_h) memcpy(h + p * width, start_h, (size_t)width * 4);
+            if (start_l) memcpy(l + p * width, start_l, (size_t)width * 4);
+        }
+    }
+}
+
 /* Programs ------------------------------------------------------------------------------------------------------------ */
 
 /* What a call is given: a whole number, `each` more for every example that is done (kind 0); a float, as its bits (1); a
@@ -1341,10 +1363,10 @@ struct argument {
 
 /* Calls one after the other for the examples first to last, `most` at a time: calls[c] has a function's number and how many
    arguments it has. So many `turns` are taken with them, in which arrays begin `onward` bytes later each time; the calls before
-   `body` belong to the first turn only. Array 0 is memory of this thread's own, of `size` bytes. `spent`, if any: nanoseconds
+   `body` belong to the first turn only; examples that all need fewer turns (`until`, if any) get no more. Array 0 is memory of this thread's own, of `size` bytes. `spent`, if any: nanoseconds
    of each function. */
 void play(long count, const int32_t (*calls)[2], const struct argument *arguments, char *const *arrays, const int64_t *onward,
-          long size, long body, long turns, long first, long last, long most, int64_t *spent) {
+          long size, long body, long turns, const int64_t *until, long first, long last, long most, int64_t *spent) {
     static __thread char *held;
     static __thread long holds;
     if (size > holds) {
@@ -1356,8 +1378,9 @@ void play(long count, const int32_t (*calls)[2], const struct argument *argument
     const struct argument *of_body = arguments;
     for (long c = 0; c < body; c++) of_body += calls[c][1];
     for (long at = first; at < last; at += most) {
-        long examples = last - at < most ? last - at : most;
-        for (long turn = 0; turn < turns; turn++) {
+        long examples = last - at < most ? last - at : most, needed = until ? 0 : turns;
+        for (long b = at; until && b < at + examples; b++) needed = until[b] > needed ? until[b] : needed;
+        for (long turn = 0; turn < turns && turn < needed; turn++) {
             const struct argument *a = turn ? of_body : arguments;
             for (long c = turn ? body : 0; c < count; c++) {
                 union {

@@ -80,7 +80,8 @@ SIGNATURES = {
     "first_of": "llllpp",
     "adam_atan2": "lllffffffffppppp",
     "sign_step": "llppppffpffpl",
-    "play": "lppppllllllp",
+    "enter": "lpplllpppppppppllpppp",
+    "play": "lpppplllplllp",
 }
 """Of every function: p for a pointer, l for a whole number, f for a number."""
 
@@ -117,7 +118,7 @@ class Library:
 
 def _pointer(tensor: Tensor) -> int:
     """C reads what lies there, whatever it is."""
-    if tensor.dtype not in (torch.float32, torch.int32, torch.int64) or not tensor.is_contiguous():
+    if tensor.dtype not in (torch.float32, torch.int32, torch.int64, torch.uint8) or not tensor.is_contiguous():
         raise RuntimeError(f"no kernel reads dtype {tensor.dtype} with strides {tensor.stride()} of {tensor.shape}")
     return tensor.data_ptr()
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from ponder.base import native
-from ponder.base.native import SIGNATURES, Library
+from ponder.base.native import SIGNATURES, Argument, Library
 
 SCRATCH, PACKED, GRADS, EXTRA = "scratch", "packed", "grads", "extra"
 """Arrays that every program has: a thread's own memory, packed weights, and gradients: of parameters, and of what is
@@ -180,7 +180,7 @@ class _Calls:
         ends = np.concatenate(([0], self.functions[:, 1].cumsum()))
         return _Calls(self.functions[first:last], self.arguments[ends[first] : ends[last]])
 
-    def play(self, lib: Library, places: npt.NDArray[np.int64], onward: npt.NDArray[np.int64], *how: int) -> None:
+    def play(self, lib: Library, places: npt.NDArray[np.int64], onward: npt.NDArray[np.int64], *how: Argument) -> None:
         """`places`: where the arrays are; `onward`: by how many bytes each moves on from turn to turn; `how`: as C has
         it from `size` to `most`."""
         if len(self.functions):
@@ -219,14 +219,16 @@ class Program:
         threads: Sequence[Mapping[str, Tensor]],
         turns: int = 1,
         by_turn: Collection[str] = (),
+        until: Tensor | None = None,
     ) -> None:
         """For all examples, in as many parts as there are `threads`, each with arrays of its own. Where an array is
-        missing, no call may need it. The arrays `by_turn` are stacks with a part for each turn."""
+        missing, no call may need it. The arrays `by_turn` are stacks with a part for each turn. `until`: the turns that
+        each example needs; those it has more are its neighbours'."""
         common = np.array([arrays[n].data_ptr() if n in arrays else 0 for n in self.arrays], np.int64)
         sizes = (arrays[n][0].numel() * arrays[n].element_size() if n in by_turn else 0 for n in self.arrays)
         onward = np.array([*sizes], np.int64)
         # Large weights are packed by all threads: no call needs what another one did
-        packers, one = len(threads) if self.sizes[PACKED] > CACHE else 1, (0, 0, 1, 0, 1, 1)
+        packers, one = len(threads) if self.sizes[PACKED] > CACHE else 1, (0, 0, 1, None, 0, 1, 1)
         native.in_parts(
             packers, len(self.once.functions), lambda a, b, _: self.once.part(a, b).play(lib, common, onward, *one)
         )
@@ -237,7 +239,7 @@ class Program:
         size, body, most = self.sizes[SCRATCH], self.body, self.most
 
         def work(first: int, last: int, part: int) -> None:
-            self.calls.play(lib, own[part], onward, size, body, turns, first, last, most)
+            self.calls.play(lib, own[part], onward, size, body, turns, until, first, last, most)
 
         native.in_parts(len(threads), examples, work)
 

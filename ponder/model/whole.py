@@ -276,15 +276,23 @@ def examine(
     """So many ACT steps of every example, from the start. What they lead to stays in the cache: a few examples take all
     their steps before the next few begin."""
     step, batch = _step(model, form, "examination", writer.examination), len(inputs)
+    threads, size = _threads(model, batch, form.cycles), step.program.most * model.length * model.config.width
+    until, order = None, torch.arange(batch)
+    if model.asked is not None:  # those that ask for as many steps go together, and no further
+        until = model.asked(inputs).clamp(1, steps)
+        order = torch.cat([until.argsort(stable=True)[part::threads] for part in range(threads)])
+        key, inputs, rows, until = key[order], inputs[order], rows[order], until[order]
     headless = model.q_head is None
     made = {"answers": torch.empty(steps, batch, model.tokens, dtype=torch.int64)}
     made |= {"sure": torch.empty(steps, batch)} if headless else {"q": torch.empty(steps, batch, 2)}
     start = [] if model.config.init == "fixed" else model.start(key).states.held
     arrays = step.arrays() | _inputs(model, start, torch.zeros_like(key), key, inputs, rows) | made
-    threads, size = _threads(model, batch, form.cycles), step.program.most * model.length * model.config.width
     names = [name for name in step.program.arrays if name.startswith("held ")]
     own = [{name: torch.empty(size) for name in names} for _ in range(threads)]
-    step.program.play(lib, batch, arrays, own, steps, by_turn=made.keys())
+    step.program.play(lib, batch, arrays, own, steps, by_turn=made.keys(), until=until)
+    if until is not None:
+        there, back = torch.arange(steps)[:, None].minimum(until - 1), order.argsort()
+        made = {name: each[there, torch.arange(batch)][:, back] for name, each in made.items()}
     return Examined(made["answers"], made["sure"] if headless else made["q"][..., 0], made.get("q"))
 
 

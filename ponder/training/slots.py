@@ -16,11 +16,12 @@ from torch import Tensor
 
 from ponder.base import rng
 from ponder.base.errors import UserError
+from ponder.base.native import Library
 from ponder.base.runtime import Runtime
 from ponder.config.resolve import Config
 from ponder.config.schema import TrainConfig
 from ponder.domains.contract import Batch, Bools, Domain, Ints, Source, Tokens
-from ponder.model import losses
+from ponder.model import kernels, losses
 from ponder.model.reasoner import Carry, Reasoner
 from ponder.model.recurrence import States
 
@@ -85,7 +86,7 @@ class Ahead:
     """[slots, n, ...] inputs, labels, task_ids and beside."""
 
 
-MOST_AHEAD, ROOM_AHEAD = 8, 2**24
+MOST_AHEAD, ROOM_AHEAD = 16, 2**24
 """Examples of each slot that are held, and bytes of them all."""
 RIGHT = 32
 """Right answers of a puzzle that training knows at the most."""
@@ -139,15 +140,23 @@ def slot_count(config: Config) -> int:
 
 def load_examples(slots: Slots, where: Ints, source: Source, config: Config, pool: ThreadPoolExecutor | None) -> None:
     """Put the examples that (slot, refill) name into the slots."""
+    ahead, place = held_ahead(slots, where, source, config, pool)
+    device = slots.inputs.device
+    at = torch.from_numpy(where).to(device)
+    for name, value in ahead.held.items():
+        into = getattr(slots, name)
+        into[at] = torch.from_numpy(value[where, place]).to(device, into.dtype)
+
+
+def held_ahead(
+    slots: Slots, where: Ints, source: Source, config: Config, pool: ThreadPoolExecutor | None
+) -> tuple["Ahead", Ints]:
+    """The examples that are held for slots, and for these slots which of them it is."""
     needed = slots.refills + 1
     needed[where] -= 1
     if slots.ahead is None or (needed - slots.ahead.first >= _held(slots))[where].any():
         slots.ahead = look_ahead(slots, needed, source, config, pool)
-    device, place = slots.inputs.device, (needed - slots.ahead.first)[where]
-    at = torch.from_numpy(where).to(device)
-    for name, value in slots.ahead.held.items():
-        into = getattr(slots, name)
-        into[at] = torch.from_numpy(value[where, place]).to(device, into.dtype)
+    return slots.ahead, (needed - slots.ahead.first)[where]
 
 
 def _held(slots: Slots) -> int:
@@ -171,7 +180,11 @@ def look_ahead(slots: Slots, needed: Ints, source: Source, config: Config, pool:
     made = {name: np.concatenate([getattr(batch, name) for batch in batches]) for name in Batch.__annotations__}
     if slots.beside is not None and slots.beside_of is not None:
         made["beside"] = slots.beside_of(made["inputs"], slots.beside.shape[1])
-    new = {name: value.reshape(len(due), count, *value.shape[1:]) for name, value in made.items()}
+    kinds = {"task_ids": np.int64}  # all others are tokens
+    new = {
+        name: np.ascontiguousarray(value, kinds.get(name, np.uint8)).reshape(len(due), count, *value.shape[1:])
+        for name, value in made.items()
+    }
     if before is None:
         return Ahead(needed.copy(), new)
     before.first[due] = needed[due]
@@ -186,10 +199,32 @@ def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: 
     if len(where) == 0:
         return
     slots.refills[where] += 1
-    load_examples(slots, where, source, config, pool)
-    model.reset(slots.carry, slots.rows(where), slot_keys(slots, config, where))
+    lib = kernels.served(*slots.carry.states.held)
+    if lib is None or slots.states > 1 or model.config.init != "fixed":
+        load_examples(slots, where, source, config, pool)
+        model.reset(slots.carry, slots.rows(where), slot_keys(slots, config, where))
+    else:
+        ahead, place = held_ahead(slots, where, source, config, pool)
+        enter(lib, slots, model, ahead, where, place)
+        slots.carry.key[torch.from_numpy(where)] = slot_keys(slots, config, where)
     if config.train.corrupt > 0:
         slots.carry = corrupted(slots, model, config.train.corrupt)
+
+
+def enter(lib: Library, slots: Slots, model: Reasoner, ahead: Ahead, where: Ints, place: Ints) -> None:
+    """Held examples enter these slots, which start over: `load_examples` and `Reasoner.reset`, by one kernel."""
+    held = {name: torch.from_numpy(value) for name, value in ahead.held.items()}
+    beside, carry = held.get("beside"), slots.carry
+    more = 0 if slots.beside is None else slots.beside[0].numel()
+    examples = (held["inputs"], held["labels"], held["task_ids"], beside)
+    into = (slots.inputs, slots.labels, slots.task_ids, slots.beside, carry.steps)
+    states: list[Tensor | None] = []
+    for name, z in zip(("init_h", "init_l"), carry.states.held, strict=False):
+        states += [getattr(model, name).detach(), z]
+    states += [None] * (4 - len(states))
+    sizes = (held["inputs"].shape[1], slots.inputs.shape[1], more)
+    numbers = (len(where), torch.from_numpy(where), torch.from_numpy(place))
+    lib("enter", *numbers, *sizes, *examples, *into, model.length, model.config.width, *states)
 
 
 def corrupted(slots: Slots, model: Reasoner, share: float) -> Carry:

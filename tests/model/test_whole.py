@@ -178,7 +178,7 @@ def plays() -> Iterator[list[tuple[int, int, int]]]:
     found, call = list[tuple[int, int, int]](), Library.__call__
 
     def spy(self: Library, name: str, *values: Any) -> None:
-        if name == "play" and values[-7] > 0:  # memory of its own: not what is done before
+        if name == "play" and values[-8] > 0:  # memory of its own: not what is done before
             found.append(values[-4:-1])
         call(self, name, *values)
 
@@ -346,7 +346,7 @@ def test_threads_that_share_the_packing_of_large_weights_come_to_the_same() -> N
         call = Library.__call__
 
         def spy(self: Library, name: str, *values: Any) -> None:
-            packed.extend([values[0]] if name == "play" and values[-7] == 0 else [])
+            packed.extend([values[0]] if name == "play" and values[-8] == 0 else [])
             call(self, name, *values)
 
         patch.setattr(Library, "__call__", spy)

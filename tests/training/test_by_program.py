@@ -32,6 +32,7 @@ from ponder.training.optimisers import Weights
 from ponder.training.slots import Slots
 from tests.conftest import tiny
 from tests.model.test_kernels import drawn, same_bits, spied
+from tests.model.test_program import Rule
 from tests.model.test_whole import CASES, Case, at_a_time, every_case, plays, poison, tensors, threads
 from tests.support import naive
 from tests.support.models import Batch
@@ -204,6 +205,62 @@ def test_gradients_of_micro_steps_add_up(name: str) -> None:
     with native.without():
         within, expected = limits(twice, tensors(given.model)), twice()
     agree(twice(), expected, within)
+
+
+# Who is done ----------------------------------------------------------------------------------------------------------
+
+
+def leads(given: Class) -> list[Tensor]:
+    """[B] by how much halting beats going on after the step that comes next, in the plain form; nothing, where there is
+    no head."""
+    with torch.no_grad(), native.without():
+        step = given.model(given.carry, given.puzzles.inputs, given.model.table[given.puzzles.task_ids])
+    if step.q_halt is None:
+        return []
+    return [step.q_halt if step.q_continue is None else step.q_halt - step.q_continue]
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("explore", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize(
+    "name", ["every stabiliser", "separate", "one state", "bound", "symbols", "asked", "asked, two states"]
+)
+def test_who_is_done(name: str, explore: float) -> None:
+    """By a program and by a graph: those whose logits or puzzles say so, unless they have to wait, and all others when
+    the budget ends, be it the model's, a smaller or a larger one."""
+    many = 80
+    given = Class(CASES[name], many, {"explore": explore})
+    halting, head, asked = given.case.config.halting, given.model.q_head, given.model.asked
+    if head is not None:  # some that halt, and some that do not
+        with torch.no_grad():
+            head.bias[0] -= leads(given)[0].median()
+    q, clear = list[list[float] | None]([None] * many), torch.ones(many, dtype=torch.bool)
+    for lead in leads(given):
+        (within,) = limits(lambda: leads(given), tensors(given.model))
+        q, clear = [[by, 0.0] for by in lead.tolist()], lead.abs() > within * lead.norm()
+        assert clear.sum() > many / 2
+    ends = [None] * many if asked is None else asked(given.puzzles.inputs).tolist()
+    waited = 0
+    for budget in (3, 2, 5):
+
+        def over(explore: float, budget: int = budget) -> Tensor:
+            rule = Rule(budget, explore)
+            each = zip(q, ends, given.carry.key.tolist(), given.carry.steps.tolist(), strict=True)
+            return torch.tensor([rule.done(lead, end, key, done + 1) for lead, end, key, done in each])
+
+        expected = over(explore)
+        waited += int((over(0.0) != expected)[clear].sum())
+        assert not expected[clear].all() and bool(expected[clear].any()) == (halting != "none" or budget < 5)
+        depth = Depth(budget, given.case.config.h_cycles)
+        found = learn(given, depth=depth)
+        with native.without():
+            plain = learn(given, depth=depth)
+        for each in (found, plain):
+            assert torch.equal(each.slots.done[clear], expected[clear])
+            sums = dict(zip(each.moment.names, each.moment.sums.tolist(), strict=True))
+            assert sums["finished"] == each.slots.done.sum()
+            assert sums["steps"] == (each.slots.carry.steps * each.slots.done).sum()
+    assert (waited > 0) == (explore > 0 and halting != "none")
 
 
 def test_ranks_without_a_compiler_add_up_the_same_things() -> None:
