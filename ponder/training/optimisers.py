@@ -80,9 +80,9 @@ class AdamAtan2:
         c, w, g = self.config, self.weights.value, self.weights.grad
         self.t += 1
         first, second, keep = 1 - c.beta1**self.t, 1 - c.beta2**self.t, 1 - lr * c.weight_decay
-        outside, inside = (1 / first, 1.0) if c.atan2 == "outside" else (1.0, 1 / first)
         if lib := kernels.served(w, g):
-            rates = (1 - c.beta1, c.beta2, 1 - c.beta2, 1 / second, inside, lr * outside, keep)
+            outside, inside = (first, 1.0) if c.atan2 == "outside" else (1.0, first)
+            rates = (1 - c.beta1, c.beta2, 1 - c.beta2, 1 / second, 1 / inside, lr / outside, keep)
             mean, by = (None, 0.0) if average is None else (average.value, 1 - average.decay)
             given = (self.weights.decayed, *rates, by, g, self.m, self.v, w, mean)
             lib.shared(len(w), native.least(WORTH), lambda start, end, _: lib("adam_atan2", start, end, *given))
@@ -91,7 +91,10 @@ class AdamAtan2:
         self.v.mul_(c.beta2).addcmul_(g, g, value=1 - c.beta2)
         root = self.v.div(second).sqrt_()
         w[: self.weights.decayed].mul_(keep)
-        w.add_(torch.atan2(self.m * inside, root), alpha=-lr * outside)
+        if c.atan2 == "outside":
+            w.add_(torch.atan2(self.m, root), alpha=-lr / first)
+        else:
+            w.add_(torch.atan2(self.m / first, root), alpha=-lr)
         if average is not None:
             average.update(self.weights)
 

@@ -199,7 +199,7 @@ def refill(slots: Slots, model: Reasoner, source: Source, config: Config, pool: 
     if len(where) == 0:
         return
     slots.refills[where] += 1
-    lib = kernels.served(*slots.carry.states.held)
+    lib = kernels.served(model.embed, *slots.carry.states.held)
     if lib is None or slots.states > 1 or model.config.init != "fixed":
         load_examples(slots, where, source, config, pool)
         model.reset(slots.carry, slots.rows(where), slot_keys(slots, config, where))
