@@ -1210,9 +1210,10 @@ void read_out(long first, long last, long tokens, long vocab, const float *logit
             vf logs = {0};
             for (long t = 0; out && t < padded; t += V) {
                 vf x = load(from + t);
-                logs += pick(x < all(INFINITY), logarithm(x), x); /* what is no number stays so */
+                vf known = pick(x < all(INFINITY), logarithm(x), x); /* what is no number stays so */
+                logs += pick(x == (vf){0}, all(-INFINITY), known);
             }
-            if (out) out[b] = -total(logs) / (float)tokens;
+            if (out) out[b] = (0.0f - total(logs)) / (float)tokens;
         }
     }
 }

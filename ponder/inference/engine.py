@@ -391,11 +391,13 @@ def forced(
     model: Reasoner, domain: Domain, inputs: Tokens, task_ids: Ints, keys: Ints, steps: int, precision: str = "float32"
 ) -> Forced:
     """All steps of all puzzles, halting off: by one program where there is one, else by an engine."""
+    at_least(1, {"steps": steps})
     form, device = Form(model.config.h_cycles, 0.0, model.training), model.table.device
     steps = steps if model.config.states else 1  # the same at every step
     x, key = (torch.from_numpy(each).to(device, torch.int64) for each in (inputs, keys))
-    lib = whole.library(model, (), key, form) if precision == "float32" else None
-    if lib is None:
+    lib = whole.library(model, (), key, form)
+    watched = model._forward_hooks or model._forward_pre_hooks or "forward" in vars(model)
+    if lib is None or watched or precision != "float32":
         seen: list[Seen] = []
         engine = Engine(model, domain, len(inputs), Full(), steps, precision=precision)
         engine.run(inputs, task_ids, keys, watch=seen.append)

@@ -121,9 +121,13 @@ class PuzzleTable:
             if len(rows) > 1:
                 _, where, which = np.unique(rows.numpy(), return_index=True, return_inverse=True)
                 first = torch.from_numpy(where[which])
+            low, high = (int(end) for end in rows.aminmax())
+            if low < 0 or high >= len(self.value):
+                raise IndexError(f"rows from {low} to {high}: the puzzle table has {len(self.value)}")
+            total = total.clone(memory_format=torch.contiguous_format)  # which is added up in place
             kept = (None, 0.0, 0.0, None) if ema is None else (self.ema, ema, 1 - ema, self.seen)
             rates = (lr, 1 - lr * self.config.weight_decay)
-            lib("sign_step", *total.shape, rows, first, total.clone(), self.value, *rates, *kept, t)
+            lib("sign_step", *total.shape, rows, first, total, self.value, *rates, *kept, t)
             return
         if len(rows) > 1:
             # Examples of one id share the first place it has in sorted order, and write the same row. (`unique` would

@@ -165,6 +165,26 @@ def test_every_label_is_the_board_after_its_steps(built: tuple[Life, dict[str, A
             assert (label[is_cell] - 1).tolist() == oracle(board, steps, torus).ravel().tolist()
 
 
+@pytest.mark.parametrize("count", [1, 3, 40])
+@pytest.mark.parametrize("params", [SMALL, TORUS], ids=["dead", "torus"])
+def test_a_path_is_a_board_for_each_generation_and_then_the_last_of_them(params: LifeParams, count: int) -> None:
+    """Of boards of all shapes, for fewer steps than puzzles ask for and for more."""
+    domain = Life(params)
+    inputs, labels = domain.sample(6, count)
+    ends = [read(domain, puzzle)[1] for puzzle in inputs]
+    assert count == 1 or (len({*ends}) > 1 and len({read(domain, puzzle)[0].shape for puzzle in inputs}) > 1)
+    for steps in {0, 1, 2, min(ends), max(ends) - 1, max(ends), max(ends) + 9}:
+        path = domain.path(inputs, steps)
+        assert path.shape == (count, steps, domain.seq_len) and path.dtype == np.uint8
+        for puzzle, label, end, boards in zip(inputs, labels, ends, path, strict=True):
+            board, _ = read(domain, puzzle)
+            for number, tokens in enumerate(boards, start=1):
+                board = convolve_step(board, params.boundary == "torus") if number <= end else board
+                assert domain.answer_to_json(puzzle, tokens) == {"board": board.tolist()}
+                assert ((tokens != 0) == (label != 0)).all(), "beside the cells"
+            assert steps < end or (boards[end - 1 :] == label).all()
+
+
 def test_splits_are_what_the_paper_says(built: tuple[Life, dict[str, Arrays]]) -> None:
     domain, splits = built
     params, torus = domain.params, domain.params.boundary == "torus"

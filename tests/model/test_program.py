@@ -5,10 +5,12 @@ How far a kernel may be from its definition is what the plain form in torch's fl
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from itertools import product as combinations
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -34,7 +36,7 @@ from ponder.model.program import (
 from ponder.model.reasoner import Carry, Step
 from ponder.model.recurrence import States
 from ponder.model.writer import Writer
-from tests.model.test_kernels import SEVERAL, drawn, dropout, farthest, normed
+from tests.model.test_kernels import SEVERAL, drawn, dropout, farthest, normed, spied
 from tests.support.rounding import DRAWS, EPS, SLACK, nudge
 
 LIBRARY = native.library()
@@ -285,6 +287,76 @@ def test_what_is_done_before_is_done_once_and_threads_have_sums_of_their_own() -
     assert torch.equal(sums.sum(dim=0), x.sum(dim=0)) and sums.any(dim=1).all()
 
 
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("most", [1, 3, 8])
+@pytest.mark.parametrize("turns", [1, 2, 5])
+def test_all_turns_of_some_examples_come_before_those_of_the_next(turns: int, most: int, parts: int) -> None:
+    """What is before the body is done once for every example, at its first turn; arrays by turn move on, whatever they
+    hold, and others stay; what is held belongs to the examples at a time, and to a thread."""
+    tape, held = Tape(most), Place("held")
+    x, y, begun, keys = Place("x", 0, 64), Place("y", 0, 64), Place("begun", 0, 8), Place("keys", 0, 8)
+    tape("pass_on", 0, ALL, 1, 16, x, None, 0, held)
+    tape("count_on", 0, ALL, begun)
+    tape.body = len(tape.calls)
+    total, steps = tape.room(16), Place("steps", 0, 8)
+    tape("add_up", 0, ALL, 1, 16, held, None, y, None, None, total)
+    tape("pass_on", 0, ALL, 1, 16, total, None, 0, held)
+    tape("pass_on", 0, ALL, 1, 16, total, None, 1, Place("totals", 0, 64))  # twice would be seen
+    tape("count_on", 0, ALL, steps)
+    tape("fold", 0, ALL, keys, steps, 0, Place("folded", 0, 8))
+    finished = Program(tape)
+    for examples in (parts, 4, 7):
+        a, b = (torch.arange(examples * 16.0).view(examples, 16) * by for by in (1, -3))
+        arrays = {"x": a, "y": b, "keys": torch.arange(examples) * 7 - 3}
+        arrays |= {name: torch.zeros(examples, dtype=torch.int64) for name in ("begun", "steps")}
+        totals, folded = torch.zeros(turns + 2, examples, 16), torch.zeros(turns + 2, examples, dtype=torch.int64)
+        made = {"totals": totals[1:-1], "folded": folded[1:-1]}
+        own = [{"held": torch.full((most * 16,), torch.nan)} for _ in range(parts)]
+        with spied() as called:
+            finished.play(lib, examples, arrays | made, own, turns, by_turn=made.keys())
+        assert called == ["play"] * parts
+        assert arrays["begun"].tolist() == [1] * examples and arrays["steps"].tolist() == [turns] * examples
+        for turn in range(turns):
+            assert torch.equal(made["totals"][turn], a + (turn + 1) * b)
+            assert made["folded"][turn].tolist() == [splitmix(int(key), turn + 1) for key in arrays["keys"]]
+        for whole in (totals, folded):
+            assert not whole[0].any() and not whole[-1].any(), "beyond the first or the last turn"
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("most", [1, 3, 8])
+def test_examples_that_all_need_fewer_turns_get_no_more(most: int, parts: int) -> None:
+    tape, steps = Tape(most), Place("steps", 0, 8)
+    tape("count_on", 0, ALL, Place("begun", 0, 8))
+    tape.body = len(tape.calls)
+    tape("count_on", 0, ALL, steps)
+    tape("fold", 0, ALL, Place("keys", 0, 8), steps, 0, Place("folded", 0, 8))
+    until, turns = torch.tensor([3, 1, 1, 5, 1, 2, 2, 9, 1]), 6
+    count = len(until)
+    arrays = {name: torch.zeros(count, dtype=torch.int64) for name in ("begun", "steps")}
+    folded = torch.zeros(turns, count, dtype=torch.int64)
+    arrays |= {"keys": torch.arange(count) + 1, "folded": folded}
+    Program(tape).play(lib, count, arrays, [{}] * parts, turns, by_turn=["folded"], until=until)
+    wanted = list[int]()
+    for part in until.tensor_split([count * part // parts for part in range(1, parts)]):
+        for some in part.split(most):
+            wanted += [min(turns, int(some.max()))] * len(some)
+    assert arrays["begun"].tolist() == [1] * count and arrays["steps"].tolist() == wanted
+    for turn in range(turns):
+        taken = [splitmix(i + 1, turn + 1) if turn < last else 0 for i, last in enumerate(wanted)]
+        assert folded[turn].tolist() == taken
+
+
+@pytest.mark.parametrize("all_before", [False, True])
+def test_a_body_may_be_all_there_is_or_nothing(all_before: bool) -> None:
+    tape = Tape(2)
+    tape("count_on", 0, ALL, Place("steps", 0, 8))
+    tape.body = len(tape.calls) if all_before else 0
+    steps = torch.zeros(5, dtype=torch.int64)
+    Program(tape).play(lib, 5, {"steps": steps}, [{}, {}], 3)
+    assert steps.tolist() == [1 if all_before else 3] * 5
+
+
 def test_numbers_arrive_as_they_were_given() -> None:
     """Floats to the bit, and whole numbers of 64 bits."""
     for scale in (0.1, -0.0, 3, 1e-40, 3e38, float("inf")):
@@ -400,6 +472,7 @@ def test_fold(more: int) -> None:
     assert out.tolist() == [splitmix(int(key), int(step) + more) for key, step in zip(KEYS, steps, strict=True)]
 
 
+NAN, INF = float("nan"), float("inf")
 COUNT, TOKENS, ROWS, SCALE = 4, 5, 6, 5.65
 """Examples, their tokens, rows of the table."""
 
@@ -583,6 +656,63 @@ def test_what_logits_say() -> None:
         near(energy, *(-x.abs().add(1).pow(x.sign()).sum(dim=-1).log().mean(dim=-1) for x in (logits, logits.double())))
 
 
+EDGES = (-INF, -3e38, -1.0, -0.0, 0.0, 1.0, 1.0, 3e38, INF, NAN)
+
+
+@pytest.mark.parametrize("vocab", range(1, 41))
+def test_the_likeliest_symbol_is_that_of_torch_however_many_there_are(vocab: int) -> None:
+    """Of equals the first, of what is no number the first, and of nothing but -infinity the first."""
+    g, logits = torch.Generator().manual_seed(vocab), drawn(COUNT, 30, vocab)
+    some = torch.tensor(EDGES)[torch.randint(0, len(EDGES), logits.shape, generator=g)]
+    logits[1], logits[2] = some[1], some[2].nan_to_num(nan=-1.0, posinf=1.0, neginf=-INF)
+    logits[3] = -INF
+    at = torch.arange(30) % vocab
+    logits[3, torch.arange(20), at[:20]] = torch.tensor([NAN, INF, 0.0, -3e38]).repeat(
+        5
+    )  # and ten rows of nothing else
+    answers = torch.full((COUNT, 30), -1)
+    run("read_out", COUNT, 30, vocab, logits, answers, None, None)
+    assert torch.equal(answers, logits.argmax(dim=-1))
+    assert answers[3, 20:].tolist() == [0] * 10
+
+
+@pytest.mark.numeric
+@pytest.mark.parametrize("vocab", [1, 7, 16, 37])
+def test_what_logits_say_is_told_where_it_is_asked_for(vocab: int) -> None:
+    """And what is told does not depend on what else is asked for."""
+    for tokens in (1, 8, 17):
+        logits, wanted = drawn(COUNT, tokens, vocab, spread=6.0), dict[str, Tensor]()
+        for asked in (("sure", "energy"), ("sure",), ("energy",)):
+            answers = torch.full((COUNT, tokens), -1)
+            found = {name: torch.full((COUNT,), torch.nan) for name in asked}
+            run("read_out", COUNT, tokens, vocab, logits, answers, found.get("sure"), found.get("energy"))
+            wanted = wanted or found
+            assert all(torch.equal(bits(found[name]), bits(wanted[name])) for name in asked)
+            assert torch.equal(answers, logits.argmax(dim=-1))
+        forms = (logits, logits.double())
+        near(wanted["sure"], *(x.log_softmax(dim=-1).amax(dim=-1).mean(dim=-1) for x in forms))
+        near(wanted["energy"], *(-x.abs().add(1).pow(x.sign()).sum(dim=-1).log().mean(dim=-1) for x in forms))
+
+
+@pytest.mark.parametrize("vocab", [2, 5, 16, 19])
+@pytest.mark.parametrize("edge", [NAN, INF, -INF, 3e38], ids=str)
+def test_logits_that_are_no_numbers_say_what_they_say_in_torch(edge: float, vocab: int) -> None:
+    """A number, infinity, or none; in one row of the first example, in a whole one of the second."""
+    logits = drawn(COUNT, 18, vocab)
+    logits[0, 3, vocab // 2], logits[1, 17] = edge, edge
+    if edge == -INF:
+        logits[1, 17, vocab - 1] = 0.0
+    step = Step(Carry(States(None, None), torch.zeros(COUNT), torch.zeros(COUNT)), logits, None, None, None)
+    ours = halting.read(step)
+    with native.without():
+        plain = halting.read(step)
+    assert torch.equal(ours.answers, plain.answers)
+    for a, b in ((ours.confidence, plain.confidence), (ours.energy, plain.energy)):
+        assert torch.equal(a.isnan(), b.isnan()) and torch.equal(a.isinf(), b.isinf())
+        assert torch.equal(a[a.isinf()], b[b.isinf()])
+        assert a[2:].isfinite().all()
+
+
 def test_of_equal_logits_the_first_counts_and_what_is_no_number_makes_nobody_sure() -> None:
     logits = torch.zeros(3, 2, 5)
     logits[1, 0, 2], logits[1, 0, 4], logits[2, 1, 3] = 7.0, 7.0, torch.nan
@@ -672,9 +802,6 @@ def test_which_answers_are_right() -> None:
     assert {float(x) for x in found.exact} == {0.0, 1.0} and len(found.token.unique()) > 2
 
 
-NAN, INF = float("nan"), float("inf")
-
-
 @pytest.mark.parametrize(
     "row",
     [
@@ -759,3 +886,78 @@ def test_what_follows_and_is_no_number_is_seen(after: tuple[float, float]) -> No
     found = judged(logits, labels, torch.zeros(4, 2), following, torch.zeros(4, dtype=torch.int64), 3, 1.0)
     assert torch.maximum(*following.unbind(dim=1)).isnan().all()
     assert found.going_on.isnan().all() and not found.halt.isnan().any()
+
+
+# Who is done ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When an example is done."""
+
+    budget: int
+    explore: float
+    both: bool = False
+    """Halting has to beat going on."""
+
+    def done(self, q: list[float] | None, asked: int | None, key: int, now: int) -> bool:
+        """After step `now`; in whole numbers, and numbers of 24 bits."""
+        halts = q is not None and q[0] > (q[1] if self.both else 0)
+        over = halts if asked is None else now >= asked
+        drawn = splitmix(key, now)
+        least = 2 + int(np.float32(chance(splitmix(drawn, rng.EXPLORE_LENGTH))) * np.float32(self.budget - 1))
+        waits = now < least and chance(splitmix(drawn, rng.EXPLORE)) < self.explore
+        return now >= self.budget or (over and not waits)
+
+
+def chance(key: int) -> float:
+    return (splitmix(key, 0) % 2**64 >> 40) / 2**24
+
+
+@pytest.mark.parametrize("explore", [0.0, 0.1, 0.6, 1.0])
+@pytest.mark.parametrize("kind", ["halt", "halt+continue", "none", "asked"])
+def test_who_is_done_and_what_the_log_adds_up(kind: str, explore: float) -> None:
+    count, g = 300, torch.Generator().manual_seed(3)
+    key = torch.randint(-(2**63), 2**63 - 1, (count,), generator=g)
+    q = drawn(count, 2, seed=1)
+    q[5::50, 0], q[6::50, 1], q[7::50] = NAN, NAN, torch.tensor([INF, INF])
+    q[8::50] = 0.5  # neither beats the other
+    q[9::50, 0] = 0.0
+    answer, halt, going_on, exact, token = (drawn(count, seed=n).abs() for n in range(2, 7))
+    exact = (exact > 0.5).float()
+    wanted = torch.randint(0, 9, (count,), generator=g) if kind == "asked" else None
+    head = q if kind.startswith("halt") else None
+    for budget in (1, 2, 3, 8):
+        rule = Rule(budget, explore, kind == "halt+continue")
+        steps = torch.randint(0, budget, (count,), generator=g)
+        loss, finished, right, share, taken, q_halt = torch.full((6, count), NAN).unbind()
+        given = (head, int(rule.both), wanted, key, steps, budget, explore, rng.EXPLORE, rng.EXPLORE_LENGTH)
+        said = (loss, finished, right, share, taken, None if head is None else q_halt)
+        run("settle", count, *given, answer, halt, going_on, 0.7, exact, token, *said)
+
+        def over(rule: Rule, steps: Tensor = steps) -> list[bool]:
+            each = zip(q.tolist(), key.tolist(), steps.tolist(), strict=True)
+            ends = [None] * count if wanted is None else wanted.tolist()
+            return [
+                rule.done(None if head is None else row, end, k, n + 1)
+                for (row, k, n), end in zip(each, ends, strict=True)
+            ]
+
+        done = torch.tensor(over(rule))
+        assert torch.equal(finished, done.float())
+        if budget > 2:
+            assert done.any() and not done.all()
+            if kind != "none":
+                assert (over(replace(rule, explore=0.0)) != done.tolist()) == (explore > 0), "nobody had to wait"
+        assert torch.equal(right, exact * done) and torch.equal(share, token * done)
+        assert torch.equal(taken, ((steps + 1) * done).float())
+        near(loss, *(a + 0.7 * (b + c) for a, b, c in (
+            (answer, halt, going_on), (answer.double(), halt.double(), going_on.double()),
+        )))  # fmt: skip
+        assert torch.equal(bits(q_halt), bits(q[:, 0] if head is not None else torch.full((count,), NAN)))
+
+
+def test_steps_are_counted() -> None:
+    steps = torch.tensor([0, 5, 2**40, -1])
+    run("count_on", 4, steps)
+    assert steps.tolist() == [1, 6, 2**40 + 1, 0]

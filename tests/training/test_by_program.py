@@ -62,7 +62,7 @@ class Class:
         self.carry = self.carried()
         self.labels = self.labelled()
         shown = [self.labels, *(self.labels.roll(n, 1) for n in (1, 2))]
-        self.beside = torch.stack(shown, dim=1) if self.model.asked is not None else None
+        self.beside = torch.stack(shown, dim=1).to(torch.uint8) if self.model.asked is not None else None
         self.index = torch.arange(self.size)
 
     @property
@@ -462,8 +462,10 @@ def test_models_that_need_a_graph(changes: dict[str, Any]) -> None:
 def test_lessons_that_need_a_graph(train: dict[str, Any]) -> None:
     given = Class(Case({"noise": 0.1}), 3, train)
     if "answers" in train:
-        given.beside = torch.stack((given.labels, given.labels.roll(1, 1)), dim=1)
+        given.beside = torch.stack((given.labels, given.labels.roll(1, 1)), dim=1).to(torch.uint8)
     by_graph(given)
+    with native.without():
+        assert learn(given).moment.sums.isfinite().all()
 
 
 def test_the_best_of_several_states_needs_a_graph() -> None:

@@ -110,11 +110,11 @@ class Life(Domain):
     def path(self, inputs: Tokens, steps: int) -> Tokens:
         boards, asked, _ = life_boards.decode(inputs, self.params.max_side)
         many = np.minimum(np.arange(1, steps + 1), asked[:, None])
-        last = np.minimum(asked, steps)  # after which nothing changes
+        last = np.clip(asked, 1, steps)  # after which nothing changes
         before = last.cumsum() - last
         examples = Examples(np.repeat(np.arange(len(inputs)), last), many[np.arange(steps) < last[:, None]])
         after = life_boards.evolve(boards, examples, self.params.boundary == "torus")
-        reached = before[:, None] + np.minimum(many, last[:, None]) - 1
+        reached = before[:, None] + np.minimum(np.arange(steps), last[:, None] - 1)
         boards_after: Tokens = life_boards.encode_cells(after, self.seq_len)[reached]
         return boards_after
 
