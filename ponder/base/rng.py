@@ -177,9 +177,9 @@ def drawn(
     if size > WHOLE:
         return permuted(place, size, mix(seed, ORDER, epoch)), epoch
     index = np.empty_like(place)
-    for each in np.unique(epoch):
+    for each in sorted(set(epoch.tolist())):
         here = epoch == each
-        index[here] = _order(seed, size, int(each))[place[here]]
+        index[here] = _order(seed, size, each)[place[here]]
     return index, epoch
 
 
