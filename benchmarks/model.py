@@ -299,6 +299,7 @@ KERNELS = {
     "fold": "random numbers",
     "answer_loss": "losses",
     "judge": "losses",
+    "settle": "losses",
     # Where our own kernels are not to be had
     "_ShortAttention": "mixing",
     "_Norm": "norms",
