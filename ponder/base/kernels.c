@@ -1364,8 +1364,8 @@ struct argument {
 
 /* Calls one after the other for the examples first to last, `most` at a time: calls[c] has a function's number and how many
    arguments it has. So many `turns` are taken with them, in which arrays begin `onward` bytes later each time; the calls before
-   `body` belong to the first turn only; examples that all need fewer turns (`until`, if any) get no more. Array 0 is memory of this thread's own, of `size` bytes. `spent`, if any: nanoseconds
-   of each function. */
+   `body` belong to the first turn only; examples that all need fewer turns (`until`, if any) get no more. Array 0 is memory of
+   this thread's own, of `size` bytes. `spent`, if any: nanoseconds of each function. */
 void play(long count, const int32_t (*calls)[2], const struct argument *arguments, char *const *arrays, const int64_t *onward,
           long size, long body, long turns, const int64_t *until, long first, long last, long most, int64_t *spent) {
     static __thread char *held;

@@ -25,6 +25,8 @@ from ponder.model.sublayers import Form
 
 SLOTS = 128
 """Enough puzzles at a time to keep a CPU's matrix products busy."""
+ROOM = 2**23
+"""Symbols of answers that are held at a time where all steps are taken at once, 8 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -392,6 +394,13 @@ def forced(
 ) -> Forced:
     """All steps of all puzzles, halting off: by one program where there is one, else by an engine."""
     at_least(1, {"steps": steps})
+    most = max(SLOTS, ROOM // (steps * inputs.shape[1]))
+    if len(inputs) > most:  # all their answers are held until they are read
+        starts = range(0, len(inputs), most)
+        groups = [[each[start : start + most] for each in (inputs, task_ids, keys)] for start in starts]
+        parts = [forced(model, domain, x, ids, key, steps, precision) for x, ids, key in groups]
+        answers, confidence, halts = zip(*((p.answers, p.confidence, p.halts) for p in parts), strict=True)
+        return Forced(*(np.concatenate(each, axis=1) for each in (answers, confidence, halts)))
     form, device = Form(model.config.h_cycles, 0.0, model.training), model.table.device
     steps = steps if model.config.states else 1  # the same at every step
     x, key = (torch.from_numpy(each).to(device, torch.int64) for each in (inputs, keys))

@@ -134,6 +134,9 @@ class Service:
         self.loop = asyncio.get_running_loop()
         self.pool = ThreadPoolExecutor(CHECKERS, thread_name_prefix="ponder-check")
         self.worker = threading.Thread(target=self._work, name="ponder-work", daemon=True)
+        self.unfinished.clear()  # of another loop, if this is not the first
+        self.outgoing.clear()
+        self.called = False
         self.open = True
         self.worker.start()
         return self

@@ -345,18 +345,41 @@ def hooked(model: Reasoner) -> None:
     model.low.layers[0].register_forward_hook(lambda *given: None)
 
 
+def hooked_itself(model: Reasoner) -> None:
+    model.register_forward_hook(lambda *given: None)
+
+
 def exact(model: Reasoner) -> None:
     assert model.update is not None
     model.update.exact = True
 
 
-@pytest.mark.parametrize("change", [hooked, exact], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", [hooked, hooked_itself, exact], ids=lambda change: change.__name__)
 def test_whoever_looks_on_or_wants_another_derivative_gets_an_engine(change: Callable[[Reasoner], None]) -> None:
     model, b = CASES["every stabiliser"].model().eval(), CASES["every stabiliser"].puzzles(2)
     with not_examined(), pytest.raises(AssertionError, match="examined"):
         run(model, b)
     change(model)
     by_an_engine(model, b)
+
+
+@pytest.mark.parametrize("name", ["every stabiliser", "asked", "dense"])
+def test_no_more_answers_are_held_than_there_is_room_for(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES[name] if name in CASES else OTHERS[name]
+    model, b = case.model().eval(), case.puzzles(SIZE)
+    expected = run(model, b)
+    sizes, examine = list[int](), whole.examine
+
+    def spy(*given: Any) -> Examined:
+        found = examine(*given)
+        sizes.append(found.answers.shape[1])
+        return found
+
+    monkeypatch.setattr(whole, "examine", spy)
+    monkeypatch.setattr("ponder.inference.engine.SLOTS", 1)
+    monkeypatch.setattr("ponder.inference.engine.ROOM", 4 * STEPS * model.tokens)
+    assert same(run(model, b), expected)
+    assert sizes == [4, 4, 1]
 
 
 @pytest.mark.parametrize("wrong", ["token", "length", "task"])
