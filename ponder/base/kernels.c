@@ -953,8 +953,8 @@ void embed_forward(long first, long last, long prefix, long tokens, long width, 
         }
 }
 
-/* d_table and d_position are added to. */
-void embed_backward(long first, long last, long prefix, long tokens, long width, const int64_t *ids, float scale,
+/* d_table and d_position are added to. Not inlined in `play`, where clang would round otherwise than here. */
+__attribute__((noinline)) void embed_backward(long first, long last, long prefix, long tokens, long width, const int64_t *ids, float scale,
                     const int64_t *steps, long more, const float *grad, float *d_table, float *d_rows, float *d_position) {
     if (d_position) scale *= 0.70710678118654752f;
     for (long b = first; b < last; b++) {

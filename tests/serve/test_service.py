@@ -135,6 +135,20 @@ def test_a_slow_exact_check_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(run())
 
 
+def test_a_service_that_is_opened_again_delivers() -> None:
+    """Whatever the event loop before it was told and did not come to."""
+    service = Service(Shelf(["sudoku-4x4"]))
+    service.called = True
+
+    async def run() -> None:
+        async with service:
+            assert (await asyncio.wait_for(service.solve("sudoku", GOOD), 30)).verified
+
+    for _ in range(2):
+        asyncio.run(run())
+        service.called = True
+
+
 def test_a_refused_puzzle_comes_back_with_a_cell_filled_in_on_trial() -> None:
     """In the batch with all others; and what it gets is what a Solver finds."""
     solver = Solver("sudoku-6x6", steps=1, search=8)
