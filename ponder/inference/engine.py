@@ -396,9 +396,8 @@ def forced(
     at_least(1, {"steps": steps})
     most = max(SLOTS, ROOM // (steps * inputs.shape[1]))
     if len(inputs) > most:  # all their answers are held until they are read
-        starts = range(0, len(inputs), most)
-        groups = [[each[start : start + most] for each in (inputs, task_ids, keys)] for start in starts]
-        parts = [forced(model, domain, x, ids, key, steps, precision) for x, ids, key in groups]
+        groups = [slice(start, start + most) for start in range(0, len(inputs), most)]
+        parts = [forced(model, domain, inputs[g], task_ids[g], keys[g], steps, precision) for g in groups]
         answers, confidence, halts = zip(*((p.answers, p.confidence, p.halts) for p in parts), strict=True)
         return Forced(*(np.concatenate(each, axis=1) for each in (answers, confidence, halts)))
     form, device = Form(model.config.h_cycles, 0.0, model.training), model.table.device
